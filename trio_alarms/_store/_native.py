@@ -1,0 +1,98 @@
+"""The native alarm: one row per host with the single timestamp that wakes it (R18, R20, R35)."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+import attrs
+
+from . import _alarms
+
+READ: Final = (
+    "SELECT managed, native_alarm FROM trio_alarms_hosts INDEXED BY trio_alarms_hosts_by_name"
+    " WHERE name = ?"
+)
+WRITE: Final = (
+    "INSERT INTO trio_alarms_hosts (name, managed, native_alarm) VALUES (?, ?, ?)"
+    " ON CONFLICT (name) DO UPDATE SET managed = max(managed, excluded.managed),"
+    " native_alarm = excluded.native_alarm"
+)
+
+
+@attrs.frozen
+class NativeState:
+    """What is stored for a host. A name that never wrote is unmanaged and unset."""
+
+    managed: bool
+    native_alarm: int | None
+
+
+@attrs.frozen
+class Reconciliation:
+    """What the loop knows when it sends a commit; the worker thread never looks for itself.
+
+    With `guard_at` the guard stands instead of the deadlines (R18). A stored native alarm equal
+    to `own_guard` was left by the pass that is ending and counts as unset (R24).
+    """
+
+    now: int
+    guard_at: int | None = None
+    own_guard: int | None = None
+
+
+@attrs.frozen
+class NativeChange:
+    """What a reconciliation found and left."""
+
+    before: int | None
+    after: int | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the native alarm was written."""
+        return self.before != self.after
+
+
+def read(connection: sqlite3.Connection, host: str) -> NativeState:
+    """The stored native alarm of the host, and whether the scheduler owns it."""
+    found = connection.execute(READ, (host,)).fetchone()
+    if found is None:
+        return NativeState(managed=False, native_alarm=None)
+    return NativeState(managed=bool(found[0]), native_alarm=found[1])
+
+
+def write(
+    connection: sqlite3.Connection, host: str, native_alarm: int | None, *, managed: bool
+) -> None:
+    """Store the native alarm; a host that is managed stays so."""
+    connection.execute(WRITE, (host, int(managed), native_alarm))
+
+
+def reconcile(
+    connection: sqlite3.Connection, host: str, reconciliation: Reconciliation
+) -> NativeChange:
+    """Bring the native alarm in line with the table, or with the guard; the host is then managed.
+
+    Written only where it changes, or where the host was not managed before.
+    """
+    state = read(connection, host)
+    target = _target(connection, host, state.native_alarm, reconciliation)
+    if target != state.native_alarm or not state.managed:
+        write(connection, host, target, managed=True)
+    return NativeChange(state.native_alarm, target)
+
+
+def _target(
+    connection: sqlite3.Connection,
+    host: str,
+    native_alarm: int | None,
+    reconciliation: Reconciliation,
+) -> int | None:
+    guard_at = reconciliation.guard_at
+    if guard_at is None:
+        return _alarms.earliest_wake(connection, host)
+    if native_alarm is None or native_alarm == reconciliation.own_guard:
+        return guard_at
+    # An earlier future native alarm stays, even when everything was cancelled (R18).
+    return native_alarm if reconciliation.now < native_alarm <= guard_at else guard_at
