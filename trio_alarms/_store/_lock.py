@@ -1,0 +1,169 @@
+"""The lock that makes a host the only one of its name on a database file (R62)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final
+
+from filelock import FileLock, Timeout
+
+from .._errors import StorageOperationError
+from ._files import identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._files import DatabaseFile
+
+_MACHINE_DIRECTORY: Final = "/tmp"  # noqa: S108 - see `_machine_directory`
+_HOLDER_TRIES: Final = 10
+_HOLDER_INTERVAL: Final = 0.005
+
+
+class HostLock:
+    """A held lock. The operating system drops it when the process dies, however it dies.
+
+    Children made with `os.fork` or `multiprocessing` close what they inherit of it, and started
+    programs never see it, so it does not outlive its process.
+    """
+
+    def __init__(self, locks: tuple[FileLock, ...]) -> None:
+        self._locks = locks
+
+    def release(self) -> None:
+        """Let the next host in, from any thread; once released, nothing happens.
+
+        The lock files stay. Removing one opens a gap in which a third host locks a new file of
+        the same name while a second one still waits for the old one.
+        """
+        for lock in reversed(self._locks):
+            lock.release()
+
+
+def acquire_host_lock(database: DatabaseFile, name: str) -> HostLock:
+    """Lock the database for the host called `name`, at once or not at all.
+
+    The lock file lies beside the real path, so that containers which share the directory agree,
+    and is named by the database's inode, so that all its links in there do. A database with
+    several links is also locked in the machine's temporary directory, so that links in different
+    directories meet.
+
+    Raises:
+        StorageOperationError: another host of that name has the database open, here or in
+            another process, or a lock file cannot be used (operation `"lock"`).
+    """
+    held: list[FileLock] = []
+    try:
+        for path in _lock_paths(database, name):
+            held.append(_acquire(path, database, name))
+    except BaseException:
+        HostLock(tuple(held)).release()
+        raise
+    return HostLock(tuple(held))
+
+
+def _lock_paths(database: DatabaseFile, name: str) -> list[str]:
+    try:
+        found = identity(database.path)
+        links = os.stat(database.path).st_nlink
+    except OSError as error:
+        raise _unusable(database, error) from error
+    if found != database.identity:
+        raise StorageOperationError(
+            f"the database {database.path!r} was replaced while it was being opened",
+            operation="lock",
+        )
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    beside = f"trio_alarms-{database.inode:x}-{digest}.lock"
+    paths = [os.path.join(os.path.dirname(database.path), beside)]
+    if links > 1:
+        by_device = f"trio_alarms-{database.device:x}-{database.inode:x}-{digest}.lock"
+        paths.append(os.path.join(_machine_directory(), by_device))
+    return paths
+
+
+def _machine_directory() -> str:
+    """The directory in which all processes of the machine look; `TMPDIR` differs between them."""
+    return _MACHINE_DIRECTORY if os.path.isdir(_MACHINE_DIRECTORY) else tempfile.gettempdir()
+
+
+def _acquire(path: str, database: DatabaseFile, name: str) -> FileLock:
+    lock = FileLock(
+        path,
+        mode=database.mode,
+        thread_local=False,
+        blocking=False,
+        # A lock that would outlive its process is none: better refuse the file system.
+        fallback_to_soft=False,
+        on_acquired=_sign(database),
+    )
+    try:
+        lock.acquire()
+    except Timeout as error:
+        holder = _holder(path)
+        raise StorageOperationError(
+            f"a host named {name!r} already has the database {database.path!r} open in"
+            f" {_describe(holder)}; close it first or give this one another name",
+            operation="lock",
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        raise _unusable(database, error) from error
+    return lock
+
+
+def _sign(database: DatabaseFile) -> Callable[[int], None]:
+    """Give a lock file that is now ours the database's mode and owner, and our process id."""
+
+    def sign(descriptor: int) -> None:
+        # Whoever may write the database must be able to lock it, although root made the file.
+        with contextlib.suppress(OSError):
+            owner = os.stat(database.path)
+            os.fchown(descriptor, owner.st_uid if os.geteuid() == 0 else -1, owner.st_gid)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, database.mode)
+        # The process id is for the message only: a full disk keeps nobody out.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    return sign
+
+
+def _holder(path: str) -> int | None:
+    """The process id in a lock file that somebody holds, once its holder has written it."""
+    holder: int | None = None
+    for _ in range(_HOLDER_TRIES):
+        with contextlib.suppress(OSError, ValueError):
+            with open(path, encoding="ascii") as file:
+                holder = int(file.read(32))
+            if _lives(holder):
+                break
+        # Empty, or signed by a process that died: the new holder is about to sign.
+        time.sleep(_HOLDER_INTERVAL)
+    return holder
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, but there
+    return True
+
+
+def _describe(holder: int | None) -> str:
+    if holder is None:
+        return "another process"
+    return f"this process ({holder})" if holder == os.getpid() else f"process {holder}"
+
+
+def _unusable(database: DatabaseFile, error: Exception) -> StorageOperationError:
+    return StorageOperationError(
+        f"the database {database.path!r} cannot be locked: {error}", operation="lock"
+    )
