@@ -9,12 +9,14 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import attrs
 
-from .._errors import InvalidScheduleConfigurationError, StorageOperationError
+from trio_alarms._errors import InvalidScheduleConfigurationError, StorageOperationError
+from trio_alarms._store._schema import read_version
 
 PRIVATE_DATABASE: Final = ":memory:"
 
@@ -83,12 +85,12 @@ def locate(database: object, *, supported_version: int) -> DatabaseFile:
 def discard(database: DatabaseFile) -> None:
     """Remove a private database with its directory; any other one is left alone."""
     if database.private:
-        shutil.rmtree(os.path.dirname(database.path), ignore_errors=True)
+        shutil.rmtree(Path(database.path).parent, ignore_errors=True)
 
 
 def identity(path: str) -> tuple[int, int]:
     """Return the device and inode of the file at `path`, links followed."""
-    status = os.stat(path)
+    status = Path(path).stat()
     return status.st_dev, status.st_ino
 
 
@@ -98,35 +100,11 @@ def database_uri(path: str, **parameters: str) -> str:
     return f"file://{quote(os.fsencode(path))}" + (f"?{query}" if query else "")
 
 
-def read_schema_version(connection: sqlite3.Connection) -> int:
-    """Return the version of our tables in a database, 0 where there are none yet."""
-    named = connection.execute(
-        "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'trio_alarms_schema'"
-    ).fetchone()
-    if named[0] == 0:
-        return 0
-    row = connection.execute("SELECT version FROM trio_alarms_schema").fetchone()
-    if row is None:
-        return 0
-    version = row[0]
-    if type(version) is not int:
-        raise sqlite3.DatabaseError("trio_alarms_schema.version is not an integer")
-    return version
-
-
-def refuse_newer_schema(path: str, version: int, *, supported_version: int) -> None:
-    """Raise if the stored version is one that this code does not know (R60)."""
-    if version > supported_version:
-        raise _refusal(
-            path,
-            f"its trio_alarms tables have schema version {version}, and this version of"
-            f" trio_alarms knows versions up to {supported_version}; upgrade trio_alarms",
-        )
-
-
 def _path_of(database: object) -> str:
     """The path as a string that the operating system takes."""
-    path = os.fspath(database) if isinstance(database, os.PathLike) else database
+    path = database
+    if isinstance(database, os.PathLike):
+        path = os.fspath(cast("os.PathLike[Any]", database))
     if not isinstance(path, str):
         raise _bad_database(f"{type(database).__name__} {database!r}")
     try:
@@ -167,12 +145,12 @@ def _database_file(
 
 def _create_private() -> DatabaseFile:
     try:
-        directory = os.path.realpath(tempfile.mkdtemp(prefix="trio_alarms-"))
+        directory = Path(tempfile.mkdtemp(prefix="trio_alarms-")).resolve()
+        path = str(directory / "alarms.db")
         try:
-            path = os.path.join(directory, "alarms.db")
             status, _ = _stat_or_create(path)
         except OSError:
-            os.rmdir(directory)
+            directory.rmdir()
             raise
     except OSError as error:
         raise _refusal(PRIVATE_DATABASE, error.strerror or str(error)) from error
@@ -183,7 +161,7 @@ def _stat_or_create(path: str) -> tuple[os.stat_result, bool]:
     """The status of the file, and whether this call created it."""
     for _ in range(_CREATION_TRIES):
         with contextlib.suppress(FileNotFoundError):
-            return os.stat(path), False
+            return Path(path).stat(), False
         try:
             # Invariant: only a file that this call makes is ever opened by hand. Closing any
             # descriptor of a file drops the POSIX locks of the whole process on it, those of
@@ -210,7 +188,7 @@ def _require_usable(path: str, status: os.stat_result) -> None:
         raise PermissionError(errno.EACCES, "the file is read-only", path)
     if not _accessible(path, os.R_OK | os.W_OK):
         raise PermissionError(errno.EACCES, "the file is not readable and writable", path)
-    directory = os.path.dirname(path)
+    directory = str(Path(path).parent)
     if not _accessible(directory, os.W_OK | os.X_OK):
         raise PermissionError(
             errno.EACCES, "its directory is not writable, and SQLite keeps files in it", directory
@@ -229,7 +207,12 @@ def _inspect(path: str, size: int, supported_version: int) -> None:
         version = _peek_schema_version(path)
     except sqlite3.Error as error:
         raise _refusal(path, str(error)) from error
-    refuse_newer_schema(path, version, supported_version=supported_version)
+    if version > supported_version:
+        raise _refusal(
+            path,
+            f"its trio_alarms tables have schema version {version}, and this release of"
+            f" trio_alarms knows versions up to {supported_version}; use a newer one",
+        )
 
 
 def _peek_schema_version(path: str) -> int:
@@ -237,7 +220,7 @@ def _peek_schema_version(path: str) -> int:
 
     It is read again once the host's lock is held, so a version that cannot be seen here is 0.
     """
-    if _size(f"{path}-wal") > 0 and os.path.exists(f"{path}-shm"):
+    if _size(f"{path}-wal") > 0 and Path(f"{path}-shm").exists():
         # The newest commits may be in the write-ahead log only. With a shared-memory file that
         # SQLite must not write, it follows the log in memory of its own.
         with contextlib.suppress(sqlite3.OperationalError):
@@ -254,7 +237,10 @@ def _peek_schema_version(path: str) -> int:
 
 def _read_version_at(uri: str) -> int:
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-        return read_schema_version(connection)
+        try:
+            return read_version(connection)
+        except ValueError as error:
+            raise sqlite3.DatabaseError("trio_alarms_schema holds no version number") from error
 
 
 def _may_be_in_flux(path: str) -> bool:
@@ -264,6 +250,6 @@ def _may_be_in_flux(path: str) -> bool:
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
+        return Path(path).stat().st_size
     except FileNotFoundError:
         return 0

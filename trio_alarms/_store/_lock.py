@@ -7,19 +7,20 @@ import hashlib
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
-from .._errors import StorageOperationError
-from ._files import identity
+from trio_alarms._errors import StorageOperationError
+from trio_alarms._store._files import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._files import DatabaseFile
+    from trio_alarms._store._files import DatabaseFile
 
-_MACHINE_DIRECTORY: Final = "/tmp"  # noqa: S108 - see `_machine_directory`
+_MACHINE_DIRECTORY: Final = Path("/tmp")  # noqa: S108 - see `_machine_directory`
 _HOLDER_TRIES: Final = 10
 _HOLDER_INTERVAL: Final = 0.005
 
@@ -31,8 +32,12 @@ class HostLock:
     programs never see it, so it does not outlive its process.
     """
 
-    def __init__(self, locks: tuple[FileLock, ...]) -> None:
-        self._locks = locks
+    def __init__(self) -> None:
+        self._locks: list[FileLock] = []
+
+    def add(self, lock: FileLock) -> None:
+        """Keep one more lock file locked until `release`."""
+        self._locks.append(lock)
 
     def release(self) -> None:
         """Let the next host in, from any thread; once released, nothing happens.
@@ -56,20 +61,21 @@ def acquire_host_lock(database: DatabaseFile, name: str) -> HostLock:
         StorageOperationError: another host of that name has the database open, here or in
             another process, or a lock file cannot be used (operation `"lock"`).
     """
-    held: list[FileLock] = []
+    held = HostLock()
     try:
         for path in _lock_paths(database, name):
-            held.append(_acquire(path, database, name))
+            held.add(_acquire(path, database, name))
     except BaseException:
-        HostLock(tuple(held)).release()
+        held.release()
         raise
-    return HostLock(tuple(held))
+    return held
 
 
-def _lock_paths(database: DatabaseFile, name: str) -> list[str]:
+def _lock_paths(database: DatabaseFile, name: str) -> list[Path]:
+    path = Path(database.path)
     try:
         found = identity(database.path)
-        links = os.stat(database.path).st_nlink
+        links = path.stat().st_nlink
     except OSError as error:
         raise _unusable(database, error) from error
     if found != database.identity:
@@ -79,19 +85,19 @@ def _lock_paths(database: DatabaseFile, name: str) -> list[str]:
         )
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     beside = f"trio_alarms-{database.inode:x}-{digest}.lock"
-    paths = [os.path.join(os.path.dirname(database.path), beside)]
+    paths = [path.parent / beside]
     if links > 1:
         by_device = f"trio_alarms-{database.device:x}-{database.inode:x}-{digest}.lock"
-        paths.append(os.path.join(_machine_directory(), by_device))
+        paths.append(_machine_directory() / by_device)
     return paths
 
 
-def _machine_directory() -> str:
+def _machine_directory() -> Path:
     """The directory in which all processes of the machine look; `TMPDIR` differs between them."""
-    return _MACHINE_DIRECTORY if os.path.isdir(_MACHINE_DIRECTORY) else tempfile.gettempdir()
+    return _MACHINE_DIRECTORY if _MACHINE_DIRECTORY.is_dir() else Path(tempfile.gettempdir())
 
 
-def _acquire(path: str, database: DatabaseFile, name: str) -> FileLock:
+def _acquire(path: Path, database: DatabaseFile, name: str) -> FileLock:
     lock = FileLock(
         path,
         mode=database.mode,
@@ -121,7 +127,7 @@ def _sign(database: DatabaseFile) -> Callable[[int], None]:
     def sign(descriptor: int) -> None:
         # Whoever may write the database must be able to lock it, although root made the file.
         with contextlib.suppress(OSError):
-            owner = os.stat(database.path)
+            owner = Path(database.path).stat()
             os.fchown(descriptor, owner.st_uid if os.geteuid() == 0 else -1, owner.st_gid)
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, database.mode)
@@ -133,13 +139,12 @@ def _sign(database: DatabaseFile) -> Callable[[int], None]:
     return sign
 
 
-def _holder(path: str) -> int | None:
+def _holder(path: Path) -> int | None:
     """The process id in a lock file that somebody holds, once its holder has written it."""
     holder: int | None = None
     for _ in range(_HOLDER_TRIES):
         with contextlib.suppress(OSError, ValueError):
-            with open(path, encoding="ascii") as file:
-                holder = int(file.read(32))
+            holder = int(path.read_text(encoding="ascii"))
             if _lives(holder):
                 break
         # Empty, or signed by a process that died: the new holder is about to sign.
