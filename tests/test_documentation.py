@@ -1,0 +1,105 @@
+"""The documentation's Python runs.
+
+The blocks of a page are one program, in reading order. A block that begins with a comment naming
+a file (`# remind.py`) is saved under that name instead and run from there, by pytest if the name
+begins with `test_`. Everything a page writes lands in one temporary folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
+PAGES = [
+    ROOT / "README.md",
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts),
+]
+
+
+@attrs.frozen
+class Program:
+    """A program that a page shows: what it is called, and its text on the page's own lines."""
+
+    name: str
+    text: str
+
+
+def on_its_lines(page: str, match: re.Match[str]) -> str:
+    """The block's code, moved down so that a traceback gives line numbers of the page."""
+    return "\n" * page.count("\n", 0, match.start("code")) + match["code"]
+
+
+def programs_of(page: str) -> Iterator[Program]:
+    """The programs of a page: its named files in order, then what its other blocks make up."""
+    rest = ""
+    for match in BLOCK.finditer(page):
+        code = on_its_lines(page, match)
+        if named := FILE_NAME.match(match["code"]):
+            yield Program(named["name"], code)
+        else:
+            rest += code[rest.count("\n") :]
+    if rest:
+        yield Program("page.py", rest)
+
+
+def command(name: str) -> Sequence[str]:
+    """How a reader would run this file."""
+    python = [sys.executable, "-W", "error"]
+    if name.startswith("test_"):
+        return [*python, "-m", "pytest", "-q", "-o", "trio_mode=true", name]
+    return [*python, name]
+
+
+def run(program: Program, folder: Path) -> None:
+    """Save a program and run it for real, for a minute at most."""
+    (folder / program.name).write_text(program.text, encoding="utf-8")
+    done = subprocess.run(
+        command(program.name),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, f"{program.name}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    """A reader can paste every block of Python that the documentation shows."""
+    text = page.read_text("utf-8")
+    assert text.count("```python") == len(BLOCK.findall(text)), "a block that would not be run"
+    for program in programs_of(text):
+        run(program, tmp_path)
+
+
+def test_a_failing_block_is_noticed(tmp_path: Path) -> None:
+    """The check above would fail, and would name the page's line."""
+    page = "# Title\n\n```python\nvalue = 1\n```\n\nand\n\n```python\nassert value == 2\n```\n"
+    (program,) = programs_of(page)
+    with pytest.raises(AssertionError, match=r'page\.py", line 10'):
+        run(program, tmp_path)
+
+
+def test_a_named_file_can_be_imported_by_the_next(tmp_path: Path) -> None:
+    """Files of one page lie side by side, and a test file is run by pytest."""
+    page = (
+        "```python\n# one.py\nvalue = 1\n```\n"
+        "```python\n# test_one.py\nfrom one import value\n\n"
+        "def test_it() -> None:\n    assert value == 1\n```\n"
+    )
+    programs = list(programs_of(page))
+    assert [program.name for program in programs] == ["one.py", "test_one.py"]
+    for program in programs:
+        run(program, tmp_path)
