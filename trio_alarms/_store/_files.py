@@ -10,13 +10,14 @@ import sqlite3
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 from urllib.parse import quote
 
 import attrs
 
-from trio_alarms._errors import InvalidScheduleConfigurationError, StorageOperationError
-from trio_alarms._store._schema import read_version
+from .._arguments import describe
+from .._errors import InvalidScheduleConfigurationError, StorageOperationError
+from ._schema import read_version
 
 PRIVATE_DATABASE: Final = ":memory:"
 
@@ -102,11 +103,12 @@ def database_uri(path: str, **parameters: str) -> str:
 
 def _path_of(database: object) -> str:
     """The path as a string that the operating system takes."""
-    path = database
-    if isinstance(database, os.PathLike):
-        path = os.fspath(cast("os.PathLike[Any]", database))
+    try:
+        path: object = os.fspath(cast("str", database))
+    except TypeError as error:
+        raise _bad_database(describe(database)) from error
     if not isinstance(path, str):
-        raise _bad_database(f"{type(database).__name__} {database!r}")
+        raise _bad_database("a path of bytes")
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:

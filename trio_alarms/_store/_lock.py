@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
-from trio_alarms._errors import StorageOperationError
-from trio_alarms._store._files import identity
+from .._errors import StorageOperationError
+from ._files import identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trio_alarms._store._files import DatabaseFile
+    from ._files import DatabaseFile
 
 _MACHINE_DIRECTORY: Final = Path("/tmp")  # noqa: S108 - see `_machine_directory`
 _HOLDER_TRIES: Final = 10
