@@ -104,7 +104,7 @@ def database_uri(path: str, **parameters: str) -> str:
 def _path_of(database: object) -> str:
     """The path as a string that the operating system takes."""
     try:
-        path: object = os.fspath(cast("str", database))
+        path = os.fspath(cast("str | bytes", database))
     except TypeError as error:
         raise _bad_database(describe(database)) from error
     if not isinstance(path, str):
