@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, get_origin
 
@@ -16,26 +16,30 @@ if TYPE_CHECKING:
 MAX_INTEGER = 2**63 - 1
 
 _LARGEST_SHOWN_BITS = 128
+_SHOWN: tuple[tuple[type, Callable[[Any], str]], ...] = (
+    (types.NoneType, str),
+    (bool, bool.__repr__),
+    (int, int.__repr__),
+    (float, float.__repr__),
+    (timedelta, timedelta.__repr__),
+)
 
 
 def describe(value: object) -> str:
-    """Name `value` for an error message: numbers and times by value, all else by type.
+    """Name `value` for an error message: numbers, times and functions by value, all else by type.
 
-    Total: it never raises, never calls code of the value's own class, and never shows what could
-    be a payload.
+    It never raises, runs no code of the value's own class, and never shows what could be a
+    payload.
     """
-    if value is None or isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int):
-        if int.bit_length(value) > _LARGEST_SHOWN_BITS:
-            return f"an int of {int.bit_length(value)} bits"
-        return int.__repr__(value)
-    if isinstance(value, float):
-        return float.__repr__(value)
-    if isinstance(value, timedelta):
-        return timedelta.__repr__(value)
+    if isinstance(value, int) and int.bit_length(value) > _LARGEST_SHOWN_BITS:
+        return f"an int of {int.bit_length(value)} bits"
+    for kind, show in _SHOWN:
+        if isinstance(value, kind):
+            return show(value)
     if isinstance(value, datetime):
-        return datetime.isoformat(datetime.replace(value, tzinfo=None))
+        return f"{datetime.date(value)}T{datetime.time(value)}"
+    if isinstance(value, types.FunctionType):
+        return f"the function {value.__qualname__}"
     return f"an object of type {type(value).__name__}"
 
 
@@ -58,27 +62,22 @@ def require_integer(
 def is_plainly_synchronous(function: Any) -> bool:
     """Whether calling `function` plainly gives no awaitable, or it cannot be called at all.
 
-    Only what can be known without a call counts: a `def` that is neither declared nor wrapped as
-    something awaitable, a generator function, a builtin, or a class without `__await__`. A lambda
-    cannot be declared `async`, so it gets the benefit of the doubt.
+    Only what is known without a call counts: a `def` that neither is declared nor wraps something
+    awaitable, a generator function, a builtin, a class without `__await__`. A lambda cannot be
+    declared `async`, so it has the benefit of the doubt.
     """
-    if not callable(function):
-        return True
+    while isinstance(function, functools.partial | types.MethodType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
     if inspect.iscoroutinefunction(function):
         return False
-    if isinstance(function, functools.partial):
-        return is_plainly_synchronous(function.func)
-    if isinstance(function, types.MethodType):
-        return is_plainly_synchronous(function.__func__)
-    if isinstance(function, types.FunctionType):
-        return _is_synchronous_function(function)
     if isinstance(function, type):
         return not hasattr(function, "__await__")
-    if isinstance(function, types.BuiltinFunctionType | types.MethodDescriptorType):
+    if not callable(function) or isinstance(function, types.BuiltinFunctionType):
         return True
-    # Bound to the type: `__call__` is looked up there, never on the instance.
-    call: Any = type(function).__call__
-    return isinstance(call, types.FunctionType) and _is_synchronous_function(call)
+    if not isinstance(function, types.FunctionType):
+        # Looked up on the type, as a call does.
+        function = type(function).__call__
+    return isinstance(function, types.FunctionType) and _is_synchronous_function(function)
 
 
 def _is_synchronous_function(function: types.FunctionType) -> bool:
@@ -94,11 +93,13 @@ def _is_synchronous_function(function: types.FunctionType) -> bool:
 
 
 def _declares_awaitable(function: types.FunctionType) -> bool:
-    declared = function.__annotations__.get("return")
+    try:
+        declared = function.__annotations__.get("return")
+    except NameError:
+        # Python 3.14 evaluates annotations here; what cannot be read is not plain.
+        return True
     if isinstance(declared, str):
         name = declared.partition("[")[0].rpartition(".")[2].strip()
-        return name in {"Awaitable", "Coroutine", "Any", "CoroutineType"}
-    if declared is Any:
-        return True
+        return name in {"Any", "Awaitable", "Coroutine"}
     origin = get_origin(declared) or declared
-    return isinstance(origin, type) and issubclass(origin, Awaitable)
+    return origin is Any or (isinstance(origin, type) and issubclass(origin, Awaitable))

@@ -88,6 +88,8 @@ def _epoch_us(clock: TrioClock) -> int:
 class TrioClock:
     """`epoch` plus `trio.current_time()`, so that a `MockClock` drives every deadline.
 
+    Made for tests: under Trio's own clock, zero is an arbitrary moment of each run.
+
     Args:
         epoch: The aware datetime at which Trio's clock shows zero.
 
@@ -117,8 +119,8 @@ class TrioClock:
             deadline: Milliseconds since the Unix epoch.
         """
         wake_time = (deadline * 1000 - self._epoch_us) / 1_000_000
-        # The float nearest to a far deadline may lie before it: a MockClock that jumps exactly
-        # there would not have reached the deadline.
+        # The float nearest to a far deadline may lie before it, and a MockClock jumps exactly
+        # there: without this the sleep would end early.
         while self._ms_at(wake_time) < deadline:
             wake_time = math.nextafter(wake_time, math.inf)
         await trio.sleep_until(wake_time)

@@ -174,6 +174,7 @@ def resolve_configuration(host: ScheduleConfiguration) -> ResolvedConfiguration:
         InvalidScheduleConfigurationError: `host` is no `ScheduleConfiguration`, or
             `parked_retry_delay` is less than `minimum_retry_delay`.
     """
+    _require_configuration(host)
     override = _current.get()
     return _resolve(host, None if override is None else override.configuration)
 
@@ -183,9 +184,7 @@ def resolve_configuration(host: ScheduleConfiguration) -> ResolvedConfiguration:
 def _resolve(
     host: ScheduleConfiguration, override: ScheduleConfiguration | None
 ) -> ResolvedConfiguration:
-    given = _require_configuration(host)
-    if override is not None:
-        given = _merge(given, override)
+    given = host if override is None else _merge(host, override)
     decided: dict[str, Any] = {}
     for name, value in _given_fields(given).items():
         if name in _LEAST_MS:

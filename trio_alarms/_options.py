@@ -63,8 +63,8 @@ def _check_timeout(_instance: object, attribute: attrs.Attribute[Any], value: Du
 def _check_on_failure(_instance: object, attribute: attrs.Attribute[Any], value: OnFailure) -> None:
     if is_plainly_synchronous(value):
         raise InvalidProcessDueAlarmsOptionsError(
-            f"{attribute.name} must be an async callable (AlarmFailure) -> FailureAction | None,"
-            f" not {describe(value)} that is not async"
+            f"{attribute.name} must be an async callable that takes an AlarmFailure, not"
+            f" {describe(value)}"
         )
 
 

@@ -76,7 +76,7 @@ def alarm_reporter(reporter: Reporter) -> AbstractContextManager[None]:
     if is_plainly_synchronous(reporter):
         raise InvalidScheduleConfigurationError(
             "reporter must be an async callable that takes an AlarmParked, not"
-            f" {describe(reporter)} that is not async"
+            f" {describe(reporter)}"
         )
     return _ReporterScope(reporter)
 
@@ -110,16 +110,20 @@ async def report_parked(reports: Sequence[AlarmParked], reporter: Reporter) -> N
 
 
 async def _report(report: AlarmParked, reporter: Reporter, seconds: float) -> None:
-    with trio.CancelScope(deadline=trio.current_time() + seconds, shield=True) as scope:
-        try:
+    scope = trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)
+    try:
+        # Inside the `try`: a reporter's own nursery may mix its error with our cancellation,
+        # and only the error is left when the scope has taken its part.
+        with scope:
             await reporter(report)
-        except Exception as error:
-            _log_failure("the alarm reporter failed", error)
-    if scope.cancelled_caught:
-        _log_failure(f"the alarm reporter was cancelled after {seconds:g} s", None)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, the commit stands
+        _log_failure("the alarm reporter failed", error)
+    else:
+        if scope.cancelled_caught:
+            _log_failure(f"the alarm reporter was cancelled after {seconds:g} s", None)
 
 
 def _log_failure(message: str, error: Exception | None) -> None:
     # A logging handler that raises is the last place where reporting can fail.
     with contextlib.suppress(Exception):
-        logger.error("%s; what it was to report stands", message, exc_info=error)
+        logger.error("%s; what it was told of is committed all the same", message, exc_info=error)

@@ -78,8 +78,8 @@ def instant_to_ms(value: object, *, parameter: str) -> int:
     )
     if not MIN_INSTANT_MS <= milliseconds <= MAX_INSTANT_MS:
         raise InvalidAlarmRefError(
-            f"{parameter} must be from 0001-01-01T00:00:00.000Z to 9999-12-31T23:59:59.999Z"
-            f" in UTC, not {describe(value)} in its zone"
+            f"{parameter} must be from 0001-01-01T00:00:00.000Z to 9999-12-31T23:59:59.999Z,"
+            f" not {describe(value)} in its time zone"
         )
     return milliseconds
 
