@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,13 +61,18 @@ def command(name: str) -> Sequence[str]:
     return [*python, name]
 
 
+def environment() -> dict[str, str]:
+    """The environment of a reader who has this checkout installed."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def run(program: Program, folder: Path) -> None:
     """Save a program and run it for real, for a minute at most."""
     (folder / program.name).write_text(program.text, encoding="utf-8")
     done = subprocess.run(
         command(program.name),
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -82,6 +88,29 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert text.count("```python") == len(BLOCK.findall(text)), "a block that would not be run"
     for program in programs_of(text):
         run(program, tmp_path)
+
+
+def test_the_tutorials_reminder_survives_the_kill(tmp_path: Path) -> None:
+    """What the tutorial shows by hand: killed before it rang, it rings in the next process."""
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+    (remind,) = (program for program in programs_of(tutorial) if program.name == "remind.py")
+    (tmp_path / remind.name).write_text(remind.text, encoding="utf-8")
+    start = {"cwd": tmp_path, "env": environment(), "text": True}
+    python = command(remind.name)
+    with subprocess.Popen([*python, "the kettle boils"], stdout=subprocess.PIPE, **start) as first:
+        assert first.stdout is not None
+        assert "to ring at" in first.stdout.readline()
+        first.kill()
+    second = subprocess.run(python, capture_output=True, check=True, timeout=60, **start)
+    assert second.stdout.endswith("UTC: the kettle boils\n")
+
+
+def test_the_diagrams_are_what_the_script_draws() -> None:
+    """A diagram is changed in docs/diagrams.py, and drawn again."""
+    script = ROOT / "docs" / "diagrams.py"
+    drawings = runpy.run_path(str(script))["drawings"]()
+    static = ROOT / "docs" / "_static"
+    assert {path.name: path.read_text("utf-8") for path in static.glob("*.svg")} == drawings
 
 
 def test_a_failing_block_is_noticed(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ FLOORS = {
     "_codec": 3,
     "_reporting": 3,
     "_definitions": 4,
+    "_handling": 4,
+    "_operations": 4,
     "_store": 4,
+    "_database": 5,
     "_transactions": 5,
     "_wakes": 6,
     "_events": 6,
@@ -50,6 +53,7 @@ STORE_ORDER = (
     "_connection",
     "_alarms",
     "_native",
+    "_session",
     "_effect_cf",
     "__init__",
 )
