@@ -44,7 +44,7 @@ def groups(*names: str) -> tuple[str, ...]:
 
 def build_wheel(session: nox.Session) -> Path:
     """Build the sdist, and from it the wheel, into this session's temporary folder."""
-    dist = Path(session.create_tmp()) / "dist"
+    dist = Path(session.create_tmp()).resolve() / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     session.run("python", "-m", "build", "--outdir", str(dist), str(ROOT), silent=True)
     (wheel,) = dist.glob("*.whl")

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import trio_alarms.testing
 
 import trio_alarms
+import trio_alarms.testing
 
 ROOT = Path(__file__).parents[1]
 
