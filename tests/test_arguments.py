@@ -11,6 +11,7 @@ import pytest
 
 from trio_alarms._arguments import (
     MAX_INTEGER,
+    _declares_awaitable,
     describe,
     is_plainly_synchronous,
     require_integer,
@@ -223,3 +224,17 @@ def test_what_gives_no_awaitable_is_plainly_synchronous(function: object) -> Non
 def test_an_evaluated_return_annotation_counts_like_its_text() -> None:
     """A `def` that is declared to return an awaitable is believed in either form."""
     assert not is_plainly_synchronous(_EvaluatedAnnotations().awaitable)
+
+
+class _LazyAnnotations:
+    """A function as Python 3.14 has it, with an annotation that cannot be evaluated yet."""
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # the case tested
+        raise NameError
+
+
+def test_a_return_annotation_that_cannot_be_evaluated_is_believed() -> None:
+    """Names imported for type checkers alone do not make a handler synchronous."""
+    function: Any = _LazyAnnotations()
+    assert _declares_awaitable(function)
