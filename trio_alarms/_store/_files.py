@@ -230,7 +230,7 @@ def _peek_schema_version(path: str) -> int:
     try:
         version = _read_version_at(database_uri(path, mode="ro", immutable="1"))
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB or not _may_be_in_flux(path):
+        if not (_is_damage(error) and _may_be_in_flux(path)):
             raise
         return 0
     # What a hot journal is about to roll back proves nothing.
@@ -243,6 +243,11 @@ def _read_version_at(uri: str) -> int:
             return read_version(connection)
         except ValueError as error:
             raise sqlite3.DatabaseError("trio_alarms_schema holds no version number") from error
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors that we raise have none
+    return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
 
 def _may_be_in_flux(path: str) -> bool:
