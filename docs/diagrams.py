@@ -198,45 +198,39 @@ def alarm_pass() -> str:
     """What a pass goes through, and where it can fail."""
     idle = State(120, 70, "no pass", "the driver sleeps", "none")
     waiting = State(420, 70, "waiting", "for defer_wakes scopes")
-    entering = State(720, 70, "entering", "the event scope")
+    acquiring = State(720, 70, "acquiring", "enters the event scope")
     dispatching = State(720, 230, "dispatching", "guarded; handlers run", "held")
-    closing = State(420, 230, "closing", "the event scope")
-    reconciling = State(120, 230, "reconciling", "shielded, bounded")
+    closing = State(270, 230, "closing", "shielded, bounded")
     arrows = [
         Arrow(
             (idle.side("right"), waiting.side("left")), "a delivery, or\nsomething due", (270, 47)
         ),
-        Arrow((waiting.side("right"), entering.side("left")), "no scope is open", (570, 62)),
+        Arrow((waiting.side("right"), acquiring.side("left")), "no scope is open", (570, 62)),
         Arrow(
-            (entering.side("bottom"), dispatching.side("top")),
+            (acquiring.side("bottom"), dispatching.side("top")),
             "the guard is committed",
             (732, 152),
             "start",
         ),
         Arrow(
             (dispatching.side("left"), closing.side("right")),
-            "handlers are done\nor cancelled",
-            (570, 207),
+            "handlers done or cancelled; the event scope is left",
+            (495, 222),
         ),
-        Arrow((closing.side("left"), reconciling.side("right")), "it is left", (270, 222)),
         Arrow(
-            (reconciling.side("top"), idle.side("bottom")),
-            "native alarm := earliest wake_at;\njoiners go on",
+            (acquiring.side("bottom", -50), (670, 145), (310, 145), closing.side("top", 40)),
+            "it failed: nothing is charged, the guard backs off",
+            (500, 163),
+        ),
+        Arrow(
+            (closing.side("left"), (120, 230), idle.side("bottom")),
+            "native alarm := earliest\nwake_at; joiners go on",
             (132, 150),
             "start",
         ),
-        Arrow(
-            (entering.side("bottom", -50), (670, 140), (470, 140), closing.side("top", 50)),
-            "it failed: nothing is charged,\nthe guard backs off",
-            (560, 158),
-        ),
     ]
     return drawing(
-        890,
-        280,
-        "The states of a pass",
-        [idle, waiting, entering, dispatching, closing, reconciling],
-        arrows,
+        890, 280, "The stages of a pass", [idle, waiting, acquiring, dispatching, closing], arrows
     )
 
 
