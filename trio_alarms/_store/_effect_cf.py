@@ -227,7 +227,7 @@ def _count(value: object, column: str, *, minimum: int) -> int:
     return value
 
 
-def _refusal(tag: object, id: object, problem: str) -> StorageOperationError:  # noqa: A002 - our word
+def _refusal(tag: object, id: object, problem: str) -> StorageOperationError:
     return StorageOperationError(
         f"import: effect-cf's alarm with tag {_shown(tag)} and id {_shown(id)} cannot be taken"
         f" over: {problem}; nothing was changed",
