@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -216,6 +217,20 @@ def test_memory_needs_a_directory_for_temporary_files(
     """A private file that cannot be made is a storage error like any other (R60)."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert isinstance(_refusal(":memory:").__cause__, FileNotFoundError)
+
+
+def test_a_private_directory_without_its_file_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be made whole is not left in parts (R60)."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "open", fail)
+    assert "no space left" in str(_refusal(":memory:"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_discarding_leaves_a_database_with_a_path_alone(tmp_path: Path) -> None:
@@ -441,6 +456,17 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path) -> None:
     assert _contents(tmp_path) == before
 
 
+def test_a_file_that_this_process_has_open_is_not_looked_at(tmp_path: Path) -> None:
+    """Whoever opened it here has looked, and a look could disturb their opening (R60)."""
+    path = tmp_path / "app.db"
+    _make_database(path, *_version_statements(7))
+    other = _find(tmp_path / "other.db").identity
+    with pytest.raises(StorageOperationError):
+        locate(path, supported_version=1, open_already={other})
+    known = {other, identity(str(path))}
+    assert locate(path, supported_version=1, open_already=known).identity in known
+
+
 @pytest.mark.parametrize("journal_mode", ["delete", "wal"])
 def test_looking_at_a_file_keeps_the_locks_of_open_connections(
     tmp_path: Path, journal_mode: str
@@ -471,6 +497,18 @@ def test_one_of_those_who_create_a_database_at_once_has_created_it(tmp_path: Pat
         assert len({file.identity for file in found}) == 1
         assert sorted(file.created for file in found) == [False, False, False, True]
         assert {file.mode for file in found} == {0o600}
+
+
+def test_a_file_that_appears_and_vanishes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that can neither be found nor created ends in an error, not in a loop (R60)."""
+
+    def vanish(*_: object) -> None:
+        raise FileExistsError(errno.EEXIST, "file exists")
+
+    monkeypatch.setattr(os, "open", vanish)
+    assert isinstance(_refusal(tmp_path / "app.db").__cause__, FileExistsError)
 
 
 def _find_at_once(path: Path) -> list[DatabaseFile]:

@@ -301,6 +301,21 @@ def test_a_holder_that_cannot_be_told_is_still_a_holder(tmp_path: Path, written:
     lock.release()
 
 
+def test_a_holder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that may not be signalled lives all the same (R62)."""
+
+    def deny(*_: object) -> None:
+        raise PermissionError
+
+    path = tmp_path / "app.db"
+    lock = _acquire(path)
+    (file,) = _lock_files(tmp_path)
+    file.write_text("1\n")
+    monkeypatch.setattr(os, "kill", deny)
+    assert "process 1;" in str(_refusal(path))
+    lock.release()
+
+
 def test_a_lock_is_released_from_any_thread(tmp_path: Path) -> None:
     """Worker threads take turns with the storage (R62)."""
     path = tmp_path / "app.db"

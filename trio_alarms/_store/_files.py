@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import tempfile
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
 import attrs
@@ -18,6 +18,9 @@ import attrs
 from .._arguments import describe
 from .._errors import InvalidScheduleConfigurationError, StorageOperationError
 from ._schema import read_version
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 PRIVATE_DATABASE: Final = ":memory:"
 
@@ -53,7 +56,12 @@ class DatabaseFile:
         return self.device, self.inode
 
 
-def locate(database: object, *, supported_version: int) -> DatabaseFile:
+def locate(
+    database: object,
+    *,
+    supported_version: int,
+    open_already: Container[tuple[int, int]] = (),
+) -> DatabaseFile:
     """Find the database file, or create an empty one, and look at it read-only (R60).
 
     Not a byte of a refused file, or of its directory, changes: nothing is locked, switched to
@@ -63,6 +71,8 @@ def locate(database: object, *, supported_version: int) -> DatabaseFile:
     Args:
         database: a path, or `":memory:"` for a private temporary file.
         supported_version: the newest schema version that the caller knows.
+        open_already: the identities of files that this process opens or has open, which are not
+            looked at again.
 
     Raises:
         InvalidScheduleConfigurationError: `database` is no path.
@@ -78,9 +88,10 @@ def locate(database: object, *, supported_version: int) -> DatabaseFile:
         _require_usable(path, status)
     except OSError as error:
         raise _refusal(given, error.strerror or str(error)) from error
-    if status.st_size > 0:
+    file = _database_file(path, status, created=created, private=False)
+    if status.st_size > 0 and file.identity not in open_already:
         _inspect(path, status.st_size, supported_version)
-    return _database_file(path, status, created=created, private=False)
+    return file
 
 
 def discard(database: DatabaseFile) -> None:
@@ -223,8 +234,9 @@ def _peek_schema_version(path: str) -> int:
     It is read again once the host's lock is held, so a version that cannot be seen here is 0.
     """
     if _size(f"{path}-wal") > 0 and Path(f"{path}-shm").exists():
-        # The newest commits may be in the write-ahead log only. With a shared-memory file that
-        # SQLite must not write, it follows the log in memory of its own.
+        # The newest commits may be in the write-ahead log only. With an index (-shm) that it must
+        # not write, SQLite follows the log in memory of its own. A connection that this process
+        # opens meanwhile would share that index and could not write: hence `open_already`.
         with contextlib.suppress(sqlite3.OperationalError):
             return _read_version_at(database_uri(path, mode="ro", readonly_shm="1"))
     try:
@@ -238,7 +250,7 @@ def _peek_schema_version(path: str) -> int:
 
 
 def _read_version_at(uri: str) -> int:
-    with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:
         try:
             return read_version(connection)
         except ValueError as error:
