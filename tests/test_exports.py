@@ -104,8 +104,10 @@ def test_a_public_object_and_its_methods_have_docstrings(name: str) -> None:
             member: function
             for member, function in vars(public).items()
             if not member.startswith("_")
-            and isinstance(function, (classmethod, staticmethod, property))
-            | inspect.isfunction(function)
+            and (
+                inspect.isfunction(function)
+                or isinstance(function, (classmethod, staticmethod, property))
+            )
         }
         assert not {member for member, function in methods.items() if not function.__doc__}
 
