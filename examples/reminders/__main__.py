@@ -20,6 +20,7 @@ from .calendar_file import read_calendar
 from .calendar_outline import CalendarError, printable
 from .calendar_reminders import week_of
 from .ringing_process import RingingProcess
+from .sample import SAMPLE, SAMPLE_FIRST_DAY
 from .supervisor import Supervisor
 from .tally import Tally
 from .timeline import Timeline
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .calendar_reminders import ReminderWeek
-
-SAMPLE = Path(__file__).with_name("sample.ics")
-SAMPLE_FIRST_DAY = date(2026, 3, 27)
 
 EXIT_LOST = 1
 EXIT_BAD_INPUT = 2

@@ -39,9 +39,15 @@ _DECISIVE = frozenset((*_SINGLE, "RRULE", "RDATE", "EXDATE"))
 
 @attrs.frozen
 class CalendarEntry:
-    """A VEVENT or a VTODO with its alarms."""
+    """A VEVENT or a VTODO with its alarms.
+
+    `recurrence_id` says which occurrence it overrides, if any; of two entries that are the same
+    otherwise, the one with the higher `sequence` is the newer version.
+    """
 
     uid: str
+    recurrence_id: date | None
+    sequence: int
     alarms: tuple[CalendarAlarm, ...]
     component: Component
     outline: ComponentOutline
@@ -215,7 +221,14 @@ def _entry(component: Component, place: ComponentOutline, home: tzinfo) -> Calen
     uid = place.find("UID")
     if uid is None and alarms:
         raise place.error("it has alarms but no UID, so they have no lasting identity")
-    return CalendarEntry(uid.value if uid else "", alarms, component, place)
+    return CalendarEntry(
+        uid=uid.value if uid else "",
+        recurrence_id=_date(component, place, "RECURRENCE-ID"),
+        sequence=int(component.get("SEQUENCE", 0)),
+        alarms=alarms,
+        component=component,
+        outline=place,
+    )
 
 
 def _alarms(entry: ComponentOutline, home: tzinfo) -> tuple[CalendarAlarm, ...]:
@@ -239,7 +252,6 @@ def _check_span(component: Component, place: ComponentOutline, home: tzinfo) -> 
     start = _date(component, place, "DTSTART")
     end_name = "DUE" if place.name == "VTODO" else "DTEND"
     end = _date(component, place, end_name)
-    _date(component, place, "RECURRENCE-ID")
     if start is None and place.name == "VEVENT":
         raise place.error("it has no DTSTART")
     length = place.find("DURATION")

@@ -54,10 +54,14 @@ def occurrences_between(
         for entry in series
         for name in ("RRULE", "RDATE", "RECURRENCE-ID")
     )
+    has_zone = any(
+        "TZID" in line.parameters for entry in series for line in entry.outline.all_of("DTSTART")
+    )
     found = recurrences(
         [entry.component for entry in series],
         series[0].outline.name,
-        calendar.time_zone,
+        # For times without a zone; the library takes one whose VTIMEZONE has no TZNAME for such.
+        None if has_zone else calendar.time_zone,
         begin,
         end,
     )

@@ -109,9 +109,15 @@ def week_of(calendar: CalendarFile, first_day: date) -> ReminderWeek:
 
 def _series(calendar: CalendarFile) -> list[list[CalendarEntry]]:
     """The entries that share a UID, together: an event and its overrides."""
-    series: dict[tuple[str, str], list[CalendarEntry]] = defaultdict(list)
+    current: dict[tuple[str, str, date | None], CalendarEntry] = {}
     for entry in calendar.entries:
-        series[entry.outline.name, entry.uid].append(entry)
+        # A file may hold older versions of an entry; the highest SEQUENCE is the one that counts.
+        key = (entry.outline.name, entry.uid, entry.recurrence_id)
+        if key not in current or entry.sequence > current[key].sequence:
+            current[key] = entry
+    series: dict[tuple[str, str], list[CalendarEntry]] = defaultdict(list)
+    for (name, uid, _), entry in current.items():
+        series[name, uid].append(entry)
     return list(series.values())
 
 
