@@ -28,26 +28,31 @@ from trio_alarms._store._lock import acquire_host_lock
 
 lock = acquire_host_lock(locate(sys.argv[1], supported_version=1), "default")
 """
+DEAD = 4194305  # one more than the greatest process id
 WAIT = "print('ready', flush=True); sys.stdin.read()\n"
 
-# Each leaves a child that lives on, prints its process id, and waits.
+# Each leaves a child that lives on and says so by its process id, and waits.
 PARENTS = {
     "os.fork": """
 import os, time
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
+sys.stdin.read()
 """,
     "multiprocessing": """
-import multiprocessing, time
-process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-process.start()
-child = process.pid
+import multiprocessing, os, time
+def live():
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+multiprocessing.get_context("fork").Process(target=live).start()
+sys.stdin.read()
 """,
     "subprocess": """
 import subprocess
-child = subprocess.Popen(["sleep", "60"], close_fds=False).pid
+print(subprocess.Popen(["sleep", "60"], close_fds=False).pid, flush=True)
+sys.stdin.read()
 """,
 }
 
@@ -154,7 +159,7 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
 def test_a_lock_dies_with_its_process_although_a_child_lives_on(tmp_path: Path, kind: str) -> None:
     """A child of a killed host does not keep its lock (R62, C25)."""
     path = tmp_path / "app.db"
-    with _process(PARENTS[kind] + "print(child, flush=True); sys.stdin.read()\n", path) as holder:
+    with _process(PARENTS[kind], path) as holder:
         child = int(_line(holder))
         try:
             assert str(holder.pid) in str(_refusal(path))
@@ -290,15 +295,34 @@ def test_lock_files_stay_and_are_used_again(tmp_path: Path) -> None:
     lock.release()
 
 
-@pytest.mark.parametrize("written", ["", "not a number", "4194305\n"])
-def test_a_holder_that_cannot_be_told_is_still_a_holder(tmp_path: Path, written: str) -> None:
+@pytest.mark.parametrize("written", ["", "not a number", f"{DEAD}\n"])
+def test_a_holder_that_cannot_be_told_is_still_a_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
     """The lock counts, and not what the file says (R62)."""
+    monkeypatch.setattr(_lock, "_RETRY_SECONDS", 0)
     path = tmp_path / "app.db"
     lock = _acquire(path)
     (file,) = _lock_files(tmp_path)
     file.write_text(written)
     assert (written.strip() if written[:1].isdigit() else "another process") in str(_refusal(path))
     lock.release()
+
+
+def test_a_child_that_is_about_to_let_go_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child forked in the moment of its parent's death costs the next host no try (R62, C25)."""
+    path = tmp_path / "app.db"
+    lock = _acquire(path)
+    (file,) = _lock_files(tmp_path)
+    file.write_text(f"{DEAD}\n")
+
+    def let_go(_: float) -> None:
+        lock.release()
+
+    monkeypatch.setattr(time, "sleep", let_go)
+    _acquire(path).release()
 
 
 def test_a_holder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

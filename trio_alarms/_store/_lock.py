@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ._files import DatabaseFile
 
 _MACHINE_DIRECTORY: Final = Path("/tmp")  # noqa: S108 - see `_machine_directory`
-_HOLDER_TRIES: Final = 10
-_HOLDER_INTERVAL: Final = 0.005
+_TRIES: Final = 50
+_RETRY_SECONDS: Final = 0.005
 
 
 class HostLock:
@@ -107,18 +107,28 @@ def _acquire(path: Path, database: DatabaseFile, name: str) -> FileLock:
         fallback_to_soft=False,
         on_acquired=_sign(database),
     )
-    try:
-        lock.acquire()
-    except Timeout as error:
+    refusal: Timeout | None = None
+    holder: int | None = None
+    for _ in range(_TRIES):
+        try:
+            lock.acquire()
+        except Timeout as error:
+            refusal = error
+        except (OSError, NotImplementedError) as error:
+            raise _unusable(database, error) from error
+        else:
+            return lock
         holder = _holder(path)
-        raise StorageOperationError(
-            f"a host named {name!r} already has the database {database.path!r} open in"
-            f" {_describe(holder)}; close it first or give this one another name",
-            operation="lock",
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise _unusable(database, error) from error
-    return lock
+        if holder is not None and _lives(holder):
+            break
+        # The holder has not signed yet; or it has died and a child of it, just forked, is about
+        # to close what it inherited.
+        time.sleep(_RETRY_SECONDS)
+    raise StorageOperationError(
+        f"a host named {name!r} already has the database {database.path!r} open in"
+        f" {_describe(holder)}; close it first or give this one another name",
+        operation="lock",
+    ) from refusal
 
 
 def _sign(database: DatabaseFile) -> Callable[[int], None]:
@@ -140,16 +150,11 @@ def _sign(database: DatabaseFile) -> Callable[[int], None]:
 
 
 def _holder(path: Path) -> int | None:
-    """The process id in a lock file that somebody holds, once its holder has written it."""
-    holder: int | None = None
-    for _ in range(_HOLDER_TRIES):
-        with contextlib.suppress(OSError, ValueError):
-            holder = int(path.read_text(encoding="ascii"))
-            if _lives(holder):
-                break
-        # Empty, or signed by a process that died: the new holder is about to sign.
-        time.sleep(_HOLDER_INTERVAL)
-    return holder
+    """The process id that the last holder of a lock file has written into it."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _lives(process: int) -> bool:
