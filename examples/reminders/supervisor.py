@@ -25,13 +25,28 @@ _END_SECONDS = 5.0
 
 
 class Supervisor:
-    """Runs the ringing process through a kill, and tallies what its log says has rung."""
+    """Runs the ringing process through a kill, and tallies what its log says has rung.
 
-    def __init__(self, process: RingingProcess, tally: Tally, timeline: Timeline) -> None:
+    Args:
+        process: What to run.
+        tally: What is expected; it must expect something.
+        timeline: Where to show what happens.
+        patience: Real seconds for which the log may bring nothing new once all is overdue.
+    """
+
+    def __init__(
+        self,
+        process: RingingProcess,
+        tally: Tally,
+        timeline: Timeline,
+        *,
+        patience: float = _PATIENCE_SECONDS,
+    ) -> None:
         self._process = process
         self._clock = process.clock
         self._tally = tally
         self._timeline = timeline
+        self._patience = patience
         self._reader = RingLogReader(process.log)
         self._last_due_ms = max(
             round(reminder.rings_at.timestamp() * 1000) for reminder in tally.expected.values()
@@ -51,10 +66,12 @@ class Supervisor:
         with trio.move_on_after(_LONGEST_RUN_SECONDS):
             async with _running(self._process) as first:
                 await self._watch(first, until=self._is_half_way)
+                was_running = first.poll() is None
                 first.kill()
                 await first.wait()
             self._read_log()
-            self._timeline.killed(first.pid, len(self._tally.rung), len(self._tally.expected))
+            if was_running:
+                self._timeline.killed(first.pid, len(self._tally.rung), len(self._tally.expected))
             again = attrs.evolve(self._process, until_all_have_rung=True)
             async with _running(again) as second:
                 self._timeline.restarted(second.pid)
@@ -82,7 +99,7 @@ class Supervisor:
             -self._clock.real_seconds_until(self._last_due_ms),
             trio.current_time() - self._last_news,
         )
-        return waited > _PATIENCE_SECONDS
+        return waited > self._patience
 
     def _read_log(self) -> None:
         for record in self._reader.new_records():
