@@ -1,0 +1,61 @@
+"""What a tag, an id, a service's key or a host's name must look like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ._arguments import describe
+
+if TYPE_CHECKING:
+    from ._errors import AlarmError
+
+MAX_NAME_LENGTH: Final = 512
+
+
+def require_name(
+    value: object,
+    *,
+    parameter: str,
+    error: type[AlarmError],
+    maximum: int = MAX_NAME_LENGTH,
+) -> str:
+    """Return `value` when it can name something in the database, else raise `error`.
+
+    Args:
+        value: A non-empty str without NUL or lone surrogates, which SQLite or UTF-8 would refuse
+            or cut.
+        parameter: The name that the error gives to the value.
+        error: What to raise.
+        maximum: The most characters allowed.
+
+    Raises:
+        error: `value` is no such str.
+    """
+    problem = _problem(value, maximum)
+    if problem is not None:
+        raise error(
+            f"{parameter} must be a non-empty str of at most {maximum} characters, without NUL and"
+            f" lone surrogates, not {problem}"
+        )
+    return str(value)
+
+
+def _problem(value: object, maximum: int) -> str | None:
+    if not isinstance(value, str):
+        return describe(value)
+    if not value:
+        return "an empty one"
+    if len(value) > maximum:
+        return f"one of {len(value)} characters"
+    if "\0" in value:
+        return "one with NUL"
+    return "one with a lone surrogate" if has_lone_surrogate(value) else None
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Whether `text` holds half of a surrogate pair, which no UTF-8 can express."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
