@@ -33,12 +33,14 @@ class Reconciliation:
     """What the loop knows when it sends a commit; the worker thread never looks for itself.
 
     With `guard_at` the guard stands instead of the deadlines (R18). A stored native alarm equal
-    to `own_guard` was left by the pass that is ending and counts as unset (R24).
+    to `own_guard` was left by the pass that is ending and counts as unset (R24). `era` tells
+    which setting of the guard it was made under.
     """
 
     now: int
     guard_at: int | None = None
     own_guard: int | None = None
+    era: int = 0
 
 
 @attrs.frozen

@@ -1,0 +1,287 @@
+"""What a pass or a direct call dispatches: registrations, handler sets, hooks, unknown tags.
+
+R25 (direct calls), R30 (registrations and the unknown-tag policy), R33 and R34 (custom
+dispatchers and raw hooks).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from ._codec import decode_json
+from ._context import Frame, find
+from ._dispatch import MANUAL_CONCURRENCY, Dispatch, DispatchState, FindRoute, Plan, Route, routes_of
+from ._errors import AlarmPassError, StorageOperationError
+from ._events import current_event
+from ._handling import current_handling
+from ._model import DispatchResult
+from ._nursery import BodyNursery, combined
+from ._options import DispatchOptions
+from ._store._alarms import ALL_TAGS, TagView
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from ._configuration import ResolvedConfiguration
+    from ._definitions import Dispatcher
+    from ._events import EventScope
+    from ._host import AlarmHost
+    from ._model import AlarmDue
+    from ._passes import Passes
+    from ._wakes import Wakes
+
+_DEFAULT_OPTIONS: Final = DispatchOptions()
+
+
+@attrs.define(eq=False)
+class Hook:
+    """Whether a hook has dispatched anything itself (R33)."""
+
+    dispatched: bool = False
+
+
+class DispatchFrame(Frame):
+    """The frame of a pass's dispatch, or of a direct call: what is seen, and the shared limiter."""
+
+    def __init__(
+        self,
+        owner: Dispatchers,
+        scope: EventScope[Any],
+        *,
+        view: TagView = ALL_TAGS,
+        limiter: trio.CapacityLimiter | None = None,
+        hook: Hook | None = None,
+    ) -> None:
+        self.owner = owner
+        self.scope = scope
+        self.view = view
+        self.limiter = trio.CapacityLimiter(MANUAL_CONCURRENCY) if limiter is None else limiter
+        self.hook = hook
+        self.over = False
+
+
+class Dispatchers:
+    """Everything that a host dispatches."""
+
+    def __init__(
+        self,
+        host: AlarmHost,
+        state: DispatchState,
+        wakes: Wakes,
+        passes: Passes,
+        resolve: Callable[[], ResolvedConfiguration],
+        enter_event: Callable[[], AbstractAsyncContextManager[EventScope[Any]]],
+    ) -> None:
+        self._host = host
+        self._state = state
+        self._wakes = wakes
+        self._passes = passes
+        self._resolve = resolve
+        self._enter_event = enter_event
+
+    async def process_due(
+        self, handler: Callable[[AlarmDue[Any]], Awaitable[object]], options: DispatchOptions
+    ) -> DispatchResult:
+        """One handler for every tag that is seen, with payloads as plain JSON values (R25)."""
+        route = Route(handler=handler, decode=decode_json)
+        return await self._directly(
+            "process_due_alarms", partial(self._run_one, lambda _: route, options)
+        )
+
+    async def run_set(self, dispatcher: Dispatcher) -> DispatchResult:
+        """Due rows of every tag that is seen; unknown ones fail."""
+        return await self._directly(
+            "run", partial(self._run_one, routes_of(dispatcher), dispatcher.options)
+        )
+
+    async def run_registration(self, dispatchers: Sequence[Dispatcher]) -> DispatchResult:
+        """Every dispatcher concurrently, each with its tags, then the unknown-tag policy (R30)."""
+        return await self._directly("run", partial(self._run_all, dispatchers, None))
+
+    async def run_pass(
+        self,
+        scope: EventScope[Any],
+        dispatchers: Sequence[Dispatcher],
+        hook: Callable[[], Awaitable[object]] | None,
+    ) -> None:
+        """What a host's own pass dispatches: its registration's dispatchers and its hook."""
+        frame = DispatchFrame(self, scope)
+        try:
+            with frame:
+                await self._run_all(dispatchers, hook, frame)
+        finally:
+            frame.over = True
+
+    async def _directly(
+        self, operation: str, run: Callable[[DispatchFrame], Awaitable[DispatchResult]]
+    ) -> DispatchResult:
+        """Run as part of the pass that the task is inside of, or outside of any (R25)."""
+        writer = self._state.writer
+        writer.check_may_write(operation)
+        if current_handling(writer) is not None:
+            raise AlarmPassError(
+                f"{operation} was called from a handler; a handler cannot dispatch, as it would"
+                " wait for itself"
+            )
+        writer.refuse_inside_transaction(operation)
+        frame = find(DispatchFrame, lambda frame: frame.owner is self and not frame.over)
+        if frame is not None:
+            if frame.hook is not None:
+                frame.hook.dispatched = True
+            return await run(frame)
+        scope = current_event(writer)
+        if scope is not None:
+            return await self._outside_pass(scope, run)
+        async with self._enter_event() as fresh:
+            return await self._outside_pass(fresh, run)
+
+    async def _outside_pass(
+        self,
+        scope: EventScope[Any],
+        run: Callable[[DispatchFrame], Awaitable[DispatchResult]],
+    ) -> DispatchResult:
+        if self._passes.closing:
+            raise StorageOperationError(
+                "run: the host is closing; no new dispatch starts", operation="dispatch"
+            )
+        frame = DispatchFrame(self, scope)
+        with self._passes.owned_scope():
+            async with self._wakes.deferring(self._state.writer, self._resolve()):
+                try:
+                    with frame:
+                        return await run(frame)
+                finally:
+                    frame.over = True
+        raise StorageOperationError(
+            "run: the host was closed while this dispatch ran", operation="dispatch"
+        )
+
+    async def _run_one(
+        self,
+        find_route: FindRoute,
+        options: DispatchOptions,
+        frame: DispatchFrame,
+        *,
+        view: TagView = ALL_TAGS,
+        automatic: bool = True,
+    ) -> DispatchResult:
+        plan = Plan(
+            host=self._host,
+            scope=frame.scope,
+            find_route=find_route,
+            options=options,
+            view=frame.view.narrowed(view),
+            manual_limiter=frame.limiter,
+            configuration=self._resolve(),
+            automatic=automatic,
+        )
+        return await Dispatch(self._state, plan).run()
+
+    async def _run_all(
+        self,
+        dispatchers: Sequence[Dispatcher],
+        hook: Callable[[], Awaitable[object]] | None,
+        frame: DispatchFrame,
+    ) -> DispatchResult:
+        """Dispatchers side by side; the hook after those with automatic alarms (R30, R34)."""
+        gathered = _Gathered()
+        owned = frozenset(tag for dispatcher in dispatchers for tag in dispatcher.tags)
+        unowned = TagView(excluded=owned)
+
+        async def run_dispatchers(chosen: Sequence[Dispatcher]) -> None:
+            async with BodyNursery(unwrap=True) as nursery:
+                for dispatcher in chosen:
+                    run = partial(
+                        self._run_one,
+                        routes_of(dispatcher),
+                        dispatcher.options,
+                        frame,
+                        view=TagView(only=dispatcher.tags),
+                    )
+                    nursery.start_soon(gathered.add, run)
+
+        async def run_rest() -> None:
+            if hook is None:
+                await gathered.add(partial(self._run_unknown, frame, unowned))
+            else:
+                await self._run_hook(hook, frame, unowned, gathered)
+
+        before = [d for d in dispatchers if hook is not None and d.has_automatic]
+        beside = [d for d in dispatchers if d not in before]
+        async with (
+            self._wakes.deferring(self._state.writer, self._resolve()),
+            BodyNursery(unwrap=True) as nursery,
+        ):
+            nursery.start_soon(run_dispatchers, beside)
+            if before:
+                await run_dispatchers(before)
+            await run_rest()
+        return gathered.result()
+
+    async def _run_hook(
+        self,
+        hook: Callable[[], Awaitable[object]],
+        frame: DispatchFrame,
+        unowned: TagView,
+        gathered: _Gathered,
+    ) -> None:
+        """Run the hook, then the unknown-tag policy, even when the hook raised (R33, R34)."""
+        tracked = Hook()
+        inner = DispatchFrame(
+            self,
+            frame.scope,
+            view=frame.view.narrowed(unowned),
+            limiter=frame.limiter,
+            hook=tracked,
+        )
+        try:
+            with inner:
+                await gathered.add(partial(_no_result, hook))
+        finally:
+            inner.over = True
+        automatic = not tracked.dispatched
+        await gathered.add(partial(self._run_unknown, frame, unowned, automatic=automatic))
+
+    async def _run_unknown(
+        self, frame: DispatchFrame, view: TagView, *, automatic: bool = True
+    ) -> DispatchResult:
+        """Due rows of tags that nobody owns: they fail and back off, none is deleted (R30)."""
+        return await self._run_one(
+            lambda _: None, _DEFAULT_OPTIONS, frame, view=view, automatic=automatic
+        )
+
+
+@attrs.define(eq=False)
+class _Gathered:
+    """The results and errors of what runs side by side, in the order of their ends."""
+
+    results: list[DispatchResult] = attrs.field(factory=list)
+    errors: list[Exception] = attrs.field(factory=list)
+
+    async def add(self, run: Callable[[], Awaitable[DispatchResult]]) -> None:
+        """Run one; its failure stops no other."""
+        try:
+            self.results.append(await run())
+        except Exception as error:  # noqa: BLE001 - raised together with the others at the end
+            self.errors.append(error)
+
+    def result(self) -> DispatchResult:
+        """All results as one, or what failed."""
+        error = combined(self.errors, "several dispatchers failed")
+        if error is not None:
+            raise error
+        return DispatchResult(
+            handled=tuple(event for result in self.results for event in result.handled),
+            failed=tuple(failure for result in self.results for failure in result.failed),
+            parked=tuple(parked for result in self.results for parked in result.parked),
+        )
+
+
+async def _no_result(hook: Callable[[], Awaitable[object]]) -> DispatchResult:
+    await hook()
+    return DispatchResult()

@@ -1,0 +1,115 @@
+"""The driver: sleeps until the native alarm, delivers, and backs off (R50, R51)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import trio
+
+from ._clock import SystemClock, TrioClock
+
+if TYPE_CHECKING:
+    from ._clock import AlarmClock
+    from ._episodes import Episodes
+
+_OTHER_CLOCK_SLICE_SECONDS: Final = 30.0
+
+
+class Deliveries(Protocol):
+    """What a driver drives."""
+
+    @property
+    def clock(self) -> AlarmClock:
+        """The host's clock."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """Whether the host starts nothing any more."""
+        ...
+
+    async def read_native_alarm(self) -> int | None:
+        """The native alarm that is stored."""
+        ...
+
+    async def deliver(self) -> None:
+        """Run a pass, or join the one that is under way."""
+        ...
+
+    def report_pass_failure(self, error: Exception) -> None:
+        """Tell whoever is to know that a pass failed."""
+        ...
+
+
+class Driver:
+    """One task per host that delivers its native alarm.
+
+    Every wake is a hint: target and clock are read again before anything is delivered.
+    """
+
+    def __init__(self, deliveries: Deliveries, episodes: Episodes) -> None:
+        self._deliveries = deliveries
+        self._episodes = episodes
+        self._sleeping: trio.CancelScope | None = None
+        # Invariant: true if the native alarm may have changed since it was last read.
+        self._stale = True
+
+    def wake(self) -> None:
+        """The native alarm has changed, or the host is closing; not a checkpoint."""
+        self._stale = True
+        if self._sleeping is not None:
+            self._sleeping.cancel()
+
+    async def run(self) -> None:
+        """Deliver until the host is closing.
+
+        Raises:
+            StorageOperationError: The database is corrupt.
+        """
+        while not self._deliveries.closing:
+            try:
+                await self._step()
+            except Exception as error:  # noqa: BLE001 - a failing pass never ends the driver
+                if self._deliveries.closing:
+                    break
+                await self._after_failure(error)
+
+    async def _step(self) -> None:
+        self._stale = False
+        target = await self._deliveries.read_native_alarm()
+        if target is not None and target <= self._deliveries.clock.now_ms():
+            await self._deliveries.deliver()
+            self._episodes.end()
+        else:
+            await self._sleep_until(target)
+
+    async def _sleep_until(self, target: int | None) -> None:
+        """Sleep until the target, a wake, or the end of this clock's slice."""
+        if self._stale:
+            return
+        clock = self._deliveries.clock
+        with trio.CancelScope() as scope:
+            seconds = _slice_seconds(clock)
+            if seconds is not None:
+                scope.deadline = trio.current_time() + seconds
+            self._sleeping = scope
+            try:
+                if target is None:
+                    await trio.sleep_forever()
+                else:
+                    await clock.sleep_until_ms(target)
+            finally:
+                self._sleeping = None
+
+    async def _after_failure(self, error: Exception) -> None:
+        seconds = self._episodes.seconds_to_wait(error)
+        self._deliveries.report_pass_failure(error)
+        if seconds:
+            await trio.sleep(seconds)
+
+
+def _slice_seconds(clock: AlarmClock) -> float | None:
+    """How long to sleep at most before what is stored is read again; `None`: in one piece."""
+    if isinstance(clock, TrioClock):
+        return None
+    return clock.check_interval if isinstance(clock, SystemClock) else _OTHER_CLOCK_SLICE_SECONDS

@@ -1,0 +1,118 @@
+"""Taking over a database that effect-cf wrote (R63)."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from ._clock import SystemClock
+from ._database import Gate, acquire_database, release_database
+from ._errors import InvalidAlarmRefError, StorageOperationError
+from ._host import MAX_HOST_NAME_LENGTH
+from ._names import require_name
+from ._storage_options import StorageOptions
+from ._store._effect_cf import drop_effect_cf, has_effect_cf_tables, read_effect_cf
+from ._store._files import database_uri, locate
+from ._store._native import Reconciliation
+from ._store._schema import SCHEMA_VERSION
+from ._store._session import Session
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from ._database import Database
+
+_STORAGE: Final = StorageOptions()
+
+
+async def import_effect_cf(database: str | PathLike[str], *, name: str = "default") -> int:
+    """Take over the alarms of a SQLite file that effect-cf wrote, in place (R63).
+
+    Identity, deadline, lifecycle, repeat, payload, attempts, parking, retry deadline and progress
+    are kept; the old tables are dropped; the host becomes managed. One transaction under the
+    host's lock: durable when it returns. Without the old tables nothing is written.
+
+    Cancellation: if it raises `trio.Cancelled`, nothing was changed.
+
+    Args:
+        database: The path of an existing file.
+        name: The host that takes the alarms over; it must not be open.
+
+    Returns:
+        How many alarms it took over.
+
+    Raises:
+        InvalidAlarmRefError: A bad `name`.
+        InvalidScheduleConfigurationError: `database` is not a path.
+        StorageOperationError: The file cannot be opened, the host is open, an alarm cannot be
+            represented, or the host already has an alarm of the same tag and id. Nothing was
+            changed.
+    """
+    host = require_name(
+        name, parameter="name", error=InvalidAlarmRefError, maximum=MAX_HOST_NAME_LENGTH
+    )
+    await trio.lowlevel.checkpoint()
+    if not _holds_effect_cf(database):
+        return 0
+    opened = await acquire_database(database, _STORAGE, host)
+    try:
+        return await _take_over(opened, host)
+    finally:
+        with trio.CancelScope(shield=True):
+            await release_database(opened, host)
+
+
+async def _take_over(opened: Database, host: str) -> int:
+    gate = Gate()
+    await opened.queue.acquire()
+    try:
+        return await opened.until_unlocked(
+            partial(opened.run, partial(_import_trip, opened, host), gate, operation="import")
+        )
+    finally:
+        opened.queue.release()
+
+
+def _import_trip(opened: Database, host: str) -> int:
+    session = Session(opened.writer, host, opened.probe)
+    session.begin()
+    try:
+        rows = read_effect_cf(opened.writer.raw)
+        for row in rows:
+            if session.read(row.ref) is not None:
+                raise StorageOperationError(
+                    f"import: the host {host!r} already has an alarm of the tag {row.ref.tag!r}"
+                    f" and id {row.ref.id!r}; nothing was changed",
+                    operation="import",
+                )
+            session.put(None, row)
+        drop_effect_cf(opened.writer.raw)
+        session.asks_reconciliation = bool(rows)
+    except BaseException:
+        session.rollback()
+        raise
+    # What it finds parked was parked long ago, so nobody is told of it.
+    session.commit(Reconciliation(SystemClock().now_ms()))
+    return len(rows)
+
+
+def _holds_effect_cf(database: str | PathLike[str]) -> bool:
+    """Look for the old tables without writing anything."""
+    if isinstance(database, str | Path) and not Path(database).exists():
+        missing = FileNotFoundError(f"no such file: {str(database)!r}")
+        raise StorageOperationError(
+            f"import: there is no database {str(database)!r}", operation="import"
+        ) from missing
+    file = locate(database, supported_version=SCHEMA_VERSION)
+    try:
+        connection = sqlite3.connect(database_uri(file.path, mode="ro"), uri=True)
+        try:
+            return has_effect_cf_tables(connection)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StorageOperationError(f"import: {error}", operation="import") from error

@@ -1,0 +1,154 @@
+"""Checking what a caller passes to the scheduling methods, before anything is stored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ._arguments import describe, require_integer
+from ._codec import encode_json
+from ._definitions import Alarm
+from ._errors import InvalidAlarmRefError, InvalidRepeatEveryError
+from ._model import AlarmRef, Lifecycle
+from ._names import require_name
+from ._rules import ScheduleRequest
+from ._time import duration_to_ms, instant_to_ms, saturated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ._configuration import ResolvedConfiguration
+
+
+@attrs.frozen
+class ScheduleArguments:
+    """The arguments of a scheduling method as they were given, and the time of the call."""
+
+    run_at: object
+    after: object
+    payload: Any
+    repeat_every: object
+    progress: object
+    lifecycle: object
+    now: int
+
+
+@attrs.frozen
+class AlarmView:
+    """Which alarms a scheduler can name: a service's own, or with `alarms=None` all of them."""
+
+    service: str = ""
+    alarms: Mapping[str, Alarm[Any]] | None = None
+
+    @property
+    def tags(self) -> frozenset[str] | None:
+        """The tags in view; `None` for all."""
+        return None if self.alarms is None else frozenset(self.alarms)
+
+    def tag(self, alarm: object) -> str:
+        """The tag that an argument `alarm` names."""
+        if isinstance(alarm, Alarm):
+            self._require_own(alarm)
+            return alarm.tag
+        if self.alarms is not None:
+            raise InvalidAlarmRefError(
+                f"alarm must be one of the definitions of {self.service!r}, not"
+                f" {describe(alarm)}; tag strings work on host.scheduler only"
+            )
+        if not isinstance(alarm, str):
+            raise InvalidAlarmRefError(
+                f"alarm must be an Alarm definition or a tag string, not {describe(alarm)}"
+            )
+        return require_name(alarm, parameter="alarm", error=InvalidAlarmRefError)
+
+    def ref(self, alarm: object, id: object) -> AlarmRef:
+        """The identity that the arguments `alarm` and `id` name."""
+        tag = self.tag(alarm)
+        return AlarmRef(tag, require_name(id, parameter="id", error=InvalidAlarmRefError))
+
+    def request(
+        self,
+        alarm: object,
+        id: object,
+        given: ScheduleArguments,
+        *,
+        configuration: ResolvedConfiguration,
+        max_bytes: int,
+    ) -> ScheduleRequest:
+        """Everything that a scheduling method was given, checked."""
+        ref = self.ref(alarm, id)
+        lifecycle = _lifecycle(alarm, given.lifecycle)
+        if lifecycle == "manual":
+            _refuse_for_manual(given)
+        progress = given.progress
+        if progress is not None:
+            progress = require_integer(
+                progress, parameter="progress", error=InvalidAlarmRefError, minimum=0
+            )
+        encode = alarm.encode if isinstance(alarm, Alarm) else encode_json
+        return ScheduleRequest(
+            ref=ref,
+            lifecycle=lifecycle,
+            run_at=_deadline(given),
+            repeat_every=_period(given.repeat_every, configuration),
+            progress=progress,
+            payload=encode(given.payload, max_bytes=max_bytes),
+        )
+
+    def _require_own(self, alarm: Alarm[Any]) -> None:
+        if self.alarms is not None and self.alarms.get(alarm.tag) is not alarm:
+            raise InvalidAlarmRefError(
+                f"alarm {alarm.tag!r} is not a definition of the service {self.service!r}, which"
+                f" has {', '.join(map(repr, sorted(self.alarms)))}"
+            )
+
+
+def _lifecycle(alarm: object, given: object) -> Lifecycle:
+    if isinstance(alarm, Alarm):
+        if given is not None:
+            raise InvalidAlarmRefError(
+                "lifecycle can be given with a tag string only; the definition of"
+                f" {alarm.tag!r} says {alarm.lifecycle!r}"
+            )
+        return alarm.lifecycle
+    if given is None or given == "automatic":
+        return "automatic"
+    if given == "manual":
+        return "manual"
+    shown = repr(given) if isinstance(given, str) else describe(given)
+    raise InvalidAlarmRefError(f"lifecycle must be 'automatic' or 'manual', not {shown}")
+
+
+def _refuse_for_manual(given: ScheduleArguments) -> None:
+    for parameter, value in (("repeat_every", given.repeat_every), ("progress", given.progress)):
+        if value is not None:
+            raise InvalidAlarmRefError(
+                f"{parameter} cannot be given for a manual alarm ({describe(value)} was): its"
+                " handler owns its repeats and its progress"
+            )
+
+
+def _deadline(given: ScheduleArguments) -> int:
+    if (given.run_at is None) == (given.after is None):
+        what = "neither" if given.run_at is None else "both"
+        raise InvalidAlarmRefError(
+            f"exactly one of run_at (an aware datetime) and after (a duration) is needed; {what}"
+            " was given"
+        )
+    if given.run_at is not None:
+        return instant_to_ms(given.run_at, parameter="run_at")
+    return saturated(
+        given.now + duration_to_ms(given.after, parameter="after", error=InvalidAlarmRefError)
+    )
+
+
+def _period(value: object, configuration: ResolvedConfiguration) -> int | None:
+    if value is None:
+        return None
+    return duration_to_ms(
+        value,
+        parameter="repeat_every",
+        error=InvalidRepeatEveryError,
+        minimum_ms=configuration.minimum_repeat_interval_ms,
+    )

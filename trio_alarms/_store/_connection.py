@@ -1,0 +1,362 @@
+"""One SQLite connection of ours, and its guard against transaction control (R10, R60)."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+from .._errors import StorageOperationError
+from ._files import database_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+
+# What a statement of the application's can raise: SQLite's errors, and those of Python's binding
+# for values that it cannot pass on (an int over 64 bits, a lone surrogate, a wrong type).
+STATEMENT_ERRORS: Final = (sqlite3.Error, OverflowError, ValueError, TypeError)
+
+_CACHED_STATEMENTS: Final = 256
+# A WAL that a long reader made grow is cut back to this once it is checkpointed (bytes).
+_WAL_SIZE_LIMIT: Final = 4 * 1024 * 1024
+
+# Settings that durability or our own statements depend on; reading them is fine.
+_PROTECTED_PRAGMAS: Final = frozenset(
+    {
+        "busy_timeout",
+        "journal_mode",
+        "journal_size_limit",
+        "locking_mode",
+        "query_only",
+        "synchronous",
+        "wal_autocheckpoint",
+        "writable_schema",
+    }
+)
+_CONTROL_KEYWORDS: Final = frozenset({"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE"})
+_READING_KEYWORDS: Final = frozenset({"SELECT", "WITH", "VALUES", "EXPLAIN", "PRAGMA"})
+
+_FIRST_KEYWORD: Final = re.compile(
+    r"(?:[\s;\ufeff]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*([A-Za-z]*)", re.DOTALL
+)
+_SAVEPOINT_STATEMENT: Final = re.compile(
+    r"(SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+TRANSACTION)?\s+TO(?:\s+SAVEPOINT)?)"
+    r"\s+[\"'`\[]?(.+?)[\"'`\]]?\s*;?\s*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_OUR_SAVEPOINT: Final = "trio_alarms_savepoint"
+
+
+def first_keyword(sql: str) -> str:
+    """The keyword that a statement begins with, after whitespace and comments, in capitals."""
+    match = _FIRST_KEYWORD.match(sql)
+    return "" if match is None else match.group(1).upper()
+
+
+def is_busy(error: BaseException | None) -> bool:
+    """Whether another connection's lock is what kept a statement from running."""
+    return _primary_code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def is_corrupt(error: BaseException | None) -> bool:
+    """Whether SQLite found the file damaged."""
+    return _primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def failure_kind(error: BaseException | None) -> str:
+    """SQLite's name for what went wrong, for telling one episode of failures from another."""
+    return str(getattr(error, "sqlite_errorname", type(error).__name__))
+
+
+def _primary_code(error: BaseException | None) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+class Connection:
+    """A connection whose transaction is controlled by us alone.
+
+    An authorizer refuses `BEGIN`, `COMMIT` and their like while `_controlling` is false. It is
+    asked when a statement is *prepared*, and Python caches prepared statements; therefore our
+    own control statements carry a comment that no application sends, and statements of the
+    application are looked at before they are sent as well.
+    """
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+        # Invariant: true only while one of our own control statements runs.
+        self._controlling = False
+        # Invariant: true only while a function of the application's runs in `call`.
+        self._savepoints_allowed = False
+        self._refused: str | None = None
+        raw.set_authorizer(self._authorize)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open; false after SQLite has rolled back by itself."""
+        return self.raw.in_transaction
+
+    def close(self) -> None:
+        """Close it; what is not committed is lost."""
+        self.raw.close()
+
+    def begin(self) -> None:
+        """Begin a write transaction; `sqlite3.OperationalError` while another writer holds it."""
+        self._control("BEGIN IMMEDIATE /* trio_alarms */")
+
+    def commit(self) -> None:
+        """Commit the open transaction."""
+        self._control("COMMIT /* trio_alarms */")
+
+    def rollback(self) -> None:
+        """Roll back what is open, if anything is."""
+        if self.raw.in_transaction:
+            self._control("ROLLBACK /* trio_alarms */")
+
+    def savepoint(self) -> None:
+        """Open a savepoint inside the innermost one."""
+        self._control(f"SAVEPOINT {_OUR_SAVEPOINT} /* trio_alarms */")
+
+    def release(self) -> None:
+        """Keep what was done since the innermost savepoint."""
+        self._control(f"RELEASE {_OUR_SAVEPOINT} /* trio_alarms */")
+
+    def undo(self) -> None:
+        """Undo what was done since the innermost savepoint, and close it.
+
+        Nothing is left to undo where SQLite has rolled back the transaction by itself.
+        """
+        if self.raw.in_transaction:
+            self._control(f"ROLLBACK TO {_OUR_SAVEPOINT} /* trio_alarms */")
+            self.release()
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """A savepoint around a block of code: an exception undoes what the block did."""
+        self.savepoint()
+        try:
+            yield
+        except BaseException:
+            self.undo()
+            raise
+        if self.raw.in_transaction:
+            self.release()
+
+    def execute(self, sql: str, parameters: object) -> list[tuple[Any, ...]]:
+        """Run one statement of the application's."""
+        self._refuse_control(sql, "execute")
+        with self._translated("execute"):
+            return self.raw.execute(sql, _bindable(parameters)).fetchall()
+
+    def executemany(self, sql: str, rows: Iterable[Any]) -> None:
+        """Run one statement of the application's for every row: all of them, or none."""
+        self._refuse_control(sql, "executemany")
+        with self.atomic(), self._translated("executemany"):
+            self.raw.executemany(sql, rows)
+
+    def query(self, sql: str, parameters: object) -> list[tuple[Any, ...]]:
+        """Run one statement that only reads."""
+        if isinstance(sql, str) and first_keyword(sql) not in _READING_KEYWORDS:
+            raise StorageOperationError(
+                "query: the SQL must only read (SELECT, VALUES, WITH, EXPLAIN or PRAGMA); write"
+                " in a transaction block with tx.execute",
+                operation="query",
+            )
+        if not self.raw.in_transaction:
+            with self._translated("query"):
+                return self.raw.execute(sql, _bindable(parameters)).fetchall()
+        with self.atomic():
+            changes = self.raw.total_changes
+            with self._translated("query"):
+                found = self.raw.execute(sql, _bindable(parameters)).fetchall()
+            if self.raw.total_changes != changes:
+                raise StorageOperationError(
+                    "query: the SQL changed rows; write with tx.execute", operation="query"
+                )
+        return found
+
+    def call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function of the application's inside a savepoint of ours (R10).
+
+        What it raises passes unchanged, and all that it changed is undone. A savepoint that it
+        leaves open undoes it too.
+        """
+        open_names: list[str] = []
+
+        def follow(statement: str) -> None:
+            _follow_savepoints(open_names, statement)
+
+        with self.atomic():
+            with self._settings_kept():
+                self._savepoints_allowed = True
+                self.raw.set_trace_callback(follow)
+                try:
+                    result = function(self.raw)
+                finally:
+                    self._savepoints_allowed = False
+                    self.raw.set_trace_callback(None)
+            if open_names and self.raw.in_transaction:
+                raise StorageOperationError(
+                    f"run_sync: the function left the savepoint {open_names[-1]!r} open; all that"
+                    " it changed was undone. Release or roll back what it opens",
+                    operation="run_sync",
+                )
+        return result
+
+    def _control(self, sql: str) -> None:
+        self._controlling = True
+        try:
+            self.raw.execute(sql)
+        finally:
+            self._controlling = False
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, _: str | None, __: str | None
+    ) -> int:
+        if self._controlling:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_TRANSACTION:
+            self._refused = f"{first or 'transaction control'}"
+            return sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_SAVEPOINT and not self._savepoints_allowed:
+            self._refused = f"{first or ''} SAVEPOINT".strip()
+            return sqlite3.SQLITE_DENY
+        if (
+            action == sqlite3.SQLITE_PRAGMA
+            and second is not None
+            and (first or "").lower() in _PROTECTED_PRAGMAS
+        ):
+            self._refused = f"PRAGMA {first}"
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+    def _refuse_control(self, sql: object, operation: str) -> None:
+        if isinstance(sql, str) and first_keyword(sql) in _CONTROL_KEYWORDS:
+            raise _refusal(first_keyword(sql), operation)
+
+    @contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
+        self._refused = None
+        try:
+            yield
+        except STATEMENT_ERRORS as error:
+            if self._refused is not None:
+                raise _refusal(self._refused, operation) from error
+            raise StorageOperationError(
+                f"{operation}: {type(error).__name__}: {error}", operation=operation
+            ) from error
+
+    @contextmanager
+    def _settings_kept(self) -> Iterator[None]:
+        """Put back what a function may have changed on the connection and we depend on."""
+        raw = self.raw
+        kept = (raw.row_factory, raw.text_factory)
+        try:
+            yield
+        finally:
+            raw.row_factory, raw.text_factory = kept
+            if raw.isolation_level is not None:
+                try:
+                    raw.isolation_level = None
+                except sqlite3.Error:
+                    # Python commits when the level becomes None; the authorizer refuses that, and
+                    # the level is set all the same.
+                    pass
+
+
+def open_writer(
+    path: str, *, synchronous: Literal["full", "normal", "off", "extra"], busy_timeout_ms: int
+) -> Connection:
+    """Open the connection that writes; the file is switched to WAL by `use_wal` later."""
+    raw = sqlite3.connect(
+        database_uri(path, mode="rw"),
+        uri=True,
+        timeout=busy_timeout_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_CACHED_STATEMENTS,
+    )
+    try:
+        raw.execute(f"PRAGMA synchronous = {synchronous}")
+        raw.execute(f"PRAGMA journal_size_limit = {_WAL_SIZE_LIMIT}")
+        return Connection(raw)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def use_wal(connection: Connection) -> None:
+    """Switch the file to a write-ahead log; needs a moment in which nobody else uses it."""
+    raw = connection.raw
+    if raw.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+        return
+    connection._controlling = True  # noqa: SLF001 - the switch is a protected pragma
+    try:
+        mode = raw.execute("PRAGMA journal_mode = wal").fetchone()[0]
+    finally:
+        connection._controlling = False  # noqa: SLF001 - as above
+    if mode != "wal":
+        raise StorageOperationError(
+            f"the database could not be switched to a write-ahead log; it stays in {mode!r} mode",
+            operation="open",
+        )
+
+
+def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
+    """Open a connection that sees the last committed state and can change nothing."""
+    raw = sqlite3.connect(
+        database_uri(path, mode="rw"),
+        uri=True,
+        timeout=busy_timeout_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_CACHED_STATEMENTS,
+    )
+    try:
+        raw.execute("PRAGMA query_only = 1")
+        return Connection(raw)
+    except BaseException:
+        raw.close()
+        raise
+
+
+def _bindable(parameters: object) -> Sequence[Any] | dict[str, Any]:
+    if isinstance(parameters, (tuple, list, dict)):
+        return parameters
+    return tuple(parameters)  # type: ignore[arg-type]  # a TypeError here is translated
+
+
+def _refusal(what: str, operation: str) -> StorageOperationError:
+    return StorageOperationError(
+        f"{operation}: {what} is refused; the transaction block alone controls its transaction and"
+        " the settings that durability depends on (leave the block to commit, raise to roll back,"
+        " nest a block for a savepoint)",
+        operation=operation,
+    )
+
+
+def _follow_savepoints(open_names: list[str], statement: str) -> None:
+    """Keep the stack of savepoints that the statements so far have left open."""
+    # Most statements are neither; a look at the first letter spares them the pattern.
+    if statement.lstrip()[:1].upper() not in {"S", "R", "-", "/"}:
+        return
+    if first_keyword(statement) not in {"SAVEPOINT", "RELEASE", "ROLLBACK"}:
+        return
+    begin = _FIRST_KEYWORD.match(statement)
+    start = 0 if begin is None else begin.start(1)
+    match = _SAVEPOINT_STATEMENT.match(statement, start)
+    if match is None:
+        return
+    verb, name = match.group(1).upper(), match.group(2).casefold()
+    if verb == "SAVEPOINT":
+        open_names.append(name)
+        return
+    if name not in open_names:
+        return
+    position = len(open_names) - 1 - open_names[::-1].index(name)
+    keep = position if verb.startswith("RELEASE") else position + 1
+    del open_names[keep:]

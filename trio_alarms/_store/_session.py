@@ -1,0 +1,210 @@
+"""One write transaction, from `begin` to `commit`, as the operations inside it see it.
+
+Everything here runs where the connection lives, in one trip or, for a transaction block, in one
+trip per statement. What an operation depends on in memory comes along with the trip.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from .._errors import StorageOperationError
+from .._model import AlarmParked, AlarmRef, AlarmRow
+from .._time import instant_from_ms
+from . import _alarms, _native
+from ._connection import Connection, open_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# After these SQLite itself does not say whether the commit took place (R11).
+_IN_DOUBT: Final = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_ERROR,
+    }
+)
+
+
+@attrs.frozen
+class Moment:
+    """What an operation depends on besides the table, read in the loop when the trip is sent."""
+
+    now: int
+    in_hand: Mapping[AlarmRef, bytes]
+
+
+@attrs.frozen
+class Committed:
+    """What a commit left: the native alarm's change, if it reconciled, and what newly parked."""
+
+    change: _native.NativeChange | None
+    parked: tuple[AlarmParked, ...]
+
+
+@attrs.frozen
+class _Mark:
+    parked: int
+    callbacks: int
+
+
+class CommitProbe:
+    """A second look at a commit that SQLite left open, through a connection of its own."""
+
+    def __init__(self, path: str, *, busy_timeout_ms: int) -> None:
+        self._path = path
+        self._busy_timeout_ms = busy_timeout_ms
+        self._connection: Connection | None = None
+
+    def data_version(self) -> int:
+        """A number that changes with every commit of another connection."""
+        return int(self._opened().raw.execute("PRAGMA data_version").fetchone()[0])
+
+    def revision(self, host: str, ref: AlarmRef) -> bytes | None:
+        """The revision that is durable for an alarm."""
+        row = _alarms.read(self._opened().raw, host, ref)
+        return None if row is None else row.revision
+
+    def close(self) -> None:
+        """Close the connection, if one was needed."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _opened(self) -> Connection:
+        if self._connection is None:
+            self._connection = open_reader(self._path, busy_timeout_ms=self._busy_timeout_ms)
+        return self._connection
+
+
+class Session:
+    """One open write transaction of a host."""
+
+    def __init__(self, connection: Connection, host: str, probe: CommitProbe) -> None:
+        self.connection = connection
+        self.host = host
+        self.now = 0
+        self.in_hand: Mapping[AlarmRef, bytes] = {}
+        self.asks_reconciliation = False
+        self._probe = probe
+        self._parked: list[AlarmRef] = []
+        self._callbacks: list[Callable[[], None]] = []
+        self._changes_before = 0
+        # The last alarm written and its revision, `None` for a deletion: durable exactly when
+        # the whole transaction is.
+        self._witness: tuple[AlarmRef, bytes | None] | None = None
+
+    def begin(self) -> None:
+        """Begin; raises SQLite's busy error while another process writes."""
+        self.connection.begin()
+        self._changes_before = self.connection.raw.total_changes
+
+    def at(self, moment: Moment) -> None:
+        """Take over what the next operation depends on."""
+        self.now = moment.now
+        self.in_hand = moment.in_hand
+
+    def read(self, ref: AlarmRef) -> AlarmRow | None:
+        """The row as this transaction sees it."""
+        return _alarms.read(self.connection.raw, self.host, ref)
+
+    def put(self, existing: AlarmRow | None, row: AlarmRow) -> None:
+        """Write the row over the existing one."""
+        _alarms.write(self.connection.raw, self.host, row)
+        self._witness = (row.ref, row.revision)
+        if row.parked and not (existing is not None and existing.parked):
+            self._parked.append(row.ref)
+
+    def remove(self, ref: AlarmRef) -> bool:
+        """Delete the row; whether there was one."""
+        removed = _alarms.delete(self.connection.raw, self.host, ref)
+        if removed:
+            self._witness = (ref, None)
+        return removed
+
+    def after_commit(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called in the loop once this transaction has committed."""
+        self._callbacks.append(callback)
+
+    def run_callbacks(self) -> None:
+        """Call what waited for the commit."""
+        for callback in self._callbacks:
+            callback()
+
+    def mark(self) -> _Mark:
+        """Remember what was noted so far, for `forget_since`."""
+        return _Mark(len(self._parked), len(self._callbacks))
+
+    def forget_since(self, mark: _Mark) -> None:
+        """Forget what was noted since, as the rows themselves were undone."""
+        del self._parked[mark.parked :]
+        del self._callbacks[mark.callbacks :]
+
+    def commit(self, reconciliation: _native.Reconciliation | None) -> Committed:
+        """Reconcile where that was asked for, and commit; a failure rolls everything back."""
+        try:
+            change = None
+            if self.asks_reconciliation and reconciliation is not None:
+                change = _native.reconcile(self.connection.raw, self.host, reconciliation)
+            parked = self._newly_parked()
+            probed = self._probe_before_commit()
+        except BaseException:
+            self.connection.rollback()
+            raise
+        self._commit(probed)
+        return Committed(change, parked)
+
+    def rollback(self) -> None:
+        """Undo all of it."""
+        self.connection.rollback()
+
+    def _newly_parked(self) -> tuple[AlarmParked, ...]:
+        """Those that this transaction parked and that are still parked, each once (R16)."""
+        rows = [self.read(ref) for ref in dict.fromkeys(self._parked)]
+        return tuple(
+            AlarmParked(attempts=row.attempts, retry_at=instant_from_ms(row.wake_at))
+            for row in rows
+            if row is not None and row.parked
+        )
+
+    def _probe_before_commit(self) -> int | None:
+        """What to compare a doubtful commit with, where no alarm can tell."""
+        changed = self.connection.raw.total_changes != self._changes_before
+        return self._probe.data_version() if changed and self._witness is None else None
+
+    def _commit(self, probed: int | None) -> None:
+        try:
+            self.connection.commit()
+        except sqlite3.Error as error:
+            # Invariant: a transaction that is still open was not committed.
+            if self.connection.in_transaction:
+                self.connection.rollback()
+                raise
+            if (error.sqlite_errorcode & 0xFF) not in _IN_DOUBT:
+                raise
+            landed = self._landed(probed)
+            if landed is None:
+                raise StorageOperationError(
+                    f"commit: {error}; whether it took place could not be found out",
+                    operation="commit",
+                    outcome="unknown",
+                ) from error
+            if not landed:
+                raise
+
+    def _landed(self, probed: int | None) -> bool | None:
+        """Whether the commit is durable; `None` where even that cannot be read."""
+        try:
+            if self._witness is not None:
+                ref, revision = self._witness
+                return self._probe.revision(self.host, ref) == revision
+            # A changed number may be another process's commit, so it proves nothing.
+            return False if self._probe.data_version() == probed else None
+        except sqlite3.Error:
+            return None

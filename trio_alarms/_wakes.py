@@ -1,0 +1,188 @@
+"""The wake guard: what commits leave the native alarm at while work is under way (R17-R20)."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from ._context import Frame, find
+from ._errors import StorageOperationError
+from ._reporting import logger
+from ._store._native import NativeChange, Reconciliation
+from ._time import saturated
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ._configuration import ResolvedConfiguration
+    from ._store._session import Session
+    from ._transactions import HostWriter
+
+
+@attrs.define(eq=False)
+class ActivePass:
+    """What the guard knows of the pass that is active.
+
+    `asked`: a transaction asked for reconciliation meanwhile, so the pass has to do it (R23).
+    `guard`: the guard that commits of this pass wrote, if they did; it counts as unset when the
+    pass failed before it dispatched (R24).
+    """
+
+    asked: bool = False
+    guard: int | None = None
+
+
+class DeferFrame(Frame):
+    """The frame of a `defer_wakes` scope."""
+
+    def __init__(self, owner: Wakes) -> None:
+        self.owner = owner
+        self.open = True
+
+
+def nothing(_: Session) -> None:
+    """An operation that changes no alarm: its commit only reconciles."""
+
+
+class Wakes:
+    """How many `defer_wakes` scopes a host has open, whether a pass is active, and the guard.
+
+    Changed only in the loop. A commit reads it when it is sent and writes it back when it is
+    done; see `reconciliation` and `committed`.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
+        self._scopes = 0
+        # Invariant: there from the first scope's entry until the last one has reconciled.
+        self._scopes_ended: trio.Event | None = None
+        self._active: ActivePass | None = None
+        self._guard_delay = 0
+        self._guard_at = 0
+        self._disowned: int | None = None
+        # Invariant: grows whenever the guard is set anew, so that a commit that was sent before
+        # does not write its older guard back.
+        self._era = 0
+
+    @property
+    def scopes_open(self) -> bool:
+        """Whether a `defer_wakes` scope is open or the last one still reconciles."""
+        return self._scopes_ended is not None
+
+    @property
+    def guard_at(self) -> int:
+        """Where the guard was last set, in ms."""
+        return self._guard_at
+
+    def own_scope_open(self) -> bool:
+        """Whether the running task is inside a `defer_wakes` scope of this host."""
+        return find(DeferFrame, lambda frame: frame.owner is self and frame.open) is not None
+
+    def reconciliation(self, now: int) -> Reconciliation:
+        """What a commit that is about to be sent reconciles to (R18, R20)."""
+        if not self._scopes and self._active is None:
+            return Reconciliation(now)
+        if self._active is not None:
+            self._active.asked = True
+        guard_at = self._guard_at
+        if guard_at <= now:
+            guard_at = saturated(now + self._guard_delay)
+        return Reconciliation(now, guard_at, own_guard=self._disowned, era=self._era)
+
+    def committed(self, reconciliation: Reconciliation, change: NativeChange) -> None:
+        """Take note of what a commit left, and wake the driver where the native alarm changed."""
+        if reconciliation.guard_at is not None and reconciliation.era == self._era:
+            self._guard_at = reconciliation.guard_at
+        if self._active is not None and change.changed and change.after == reconciliation.guard_at:
+            self._active.guard = change.after
+        if change.changed:
+            self._on_change()
+
+    def begin_pass(self, guard_delay: int) -> ActivePass:
+        """A pass becomes active; its first commit sets a fresh guard (R22)."""
+        self._active = ActivePass()
+        self._set_guard(guard_delay, 0)
+        return self._active
+
+    def hold_back(self, guard_delay: int) -> None:
+        """The pass failed before it dispatched: its guard goes to now + `guard_delay` (R24).
+
+        An open `defer_wakes` scope keeps its own short guard instead.
+        """
+        if self._active is not None and not self._scopes:
+            self._disowned = self._active.guard
+            self._set_guard(guard_delay, 0)
+
+    def end_pass(self) -> None:
+        """The pass is no longer active; deadlines count again."""
+        self._active = None
+        self._disowned = None
+
+    async def until_scopes_end(self) -> None:
+        """Wait until the last `defer_wakes` scope has reconciled. A checkpoint if there is one."""
+        while self._scopes_ended is not None:
+            await self._scopes_ended.wait()
+
+    @asynccontextmanager
+    async def deferring(
+        self, writer: HostWriter, configuration: ResolvedConfiguration
+    ) -> AsyncIterator[None]:
+        """Hold the guard armed around the body, then reconcile; see `defer_wakes` (R17-R19)."""
+        writer.check_may_write("defer_wakes")
+        writer.refuse_inside_transaction("defer_wakes")
+        self._enter_scope(writer.clock.now_ms(), configuration.in_flight_recovery_ms)
+        frame = DeferFrame(self)
+        try:
+            await writer.write(nothing, name="defer_wakes")
+            with frame:
+                yield
+        except BaseException:
+            frame.open = False
+            await self._leave_after_error(writer)
+            raise
+        frame.open = False
+        await self._leave(writer)
+
+    def _enter_scope(self, now: int, guard_delay: int) -> None:
+        if self._scopes_ended is None:
+            self._scopes_ended = trio.Event()
+        if not self._scopes:
+            self._set_guard(guard_delay, saturated(now + guard_delay))
+        self._scopes += 1
+
+    async def _leave(self, writer: HostWriter) -> None:
+        self._scopes -= 1
+        try:
+            if not self._scopes:
+                await self._reconcile(writer)
+        finally:
+            self._release_waiters()
+
+    async def _leave_after_error(self, writer: HostWriter) -> None:
+        """Leave, shielded, so that the body's own error is what comes out."""
+        seconds = writer.database.options.busy_timeout_seconds
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * seconds + 1):
+            try:
+                await self._leave(writer)
+            except StorageOperationError as error:
+                logger.error("leaving defer_wakes could not reconcile", exc_info=error)
+
+    async def _reconcile(self, writer: HostWriter) -> None:
+        if self._active is not None:
+            # The pass does it when it ends (R19).
+            self._active.asked = True
+            return
+        await writer.write_surely(nothing, name="defer_wakes")
+
+    def _release_waiters(self) -> None:
+        if not self._scopes and self._scopes_ended is not None:
+            self._scopes_ended.set()
+            self._scopes_ended = None
+
+    def _set_guard(self, guard_delay: int, guard_at: int) -> None:
+        self._guard_delay = guard_delay
+        self._guard_at = guard_at
+        self._era += 1
