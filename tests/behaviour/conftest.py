@@ -115,10 +115,12 @@ def storage_kind(request: pytest.FixtureRequest) -> str:
 def open_world(
     storage_kind: str,
     alarm_harness: Callable[..., Awaitable[AlarmHarness]],
-    mock_clock: object,
     tmp_path: Path,
 ) -> OpenWorld:
-    """`world = await open_world(alarms=…)`, with any option of `open_test_host`."""
+    """`world = await open_world(alarms=…)`, with any option of `open_test_host`.
+
+    The test itself has to name `mock_clock` or `autojump_clock`: pytest-trio looks no further.
+    """
 
     async def open_one(**options: Any) -> World:
         path = tmp_path / "alarms.db"
@@ -132,7 +134,7 @@ def open_world(
 
 @pytest.fixture
 def open_inline_world(
-    alarm_harness: Callable[..., Awaitable[AlarmHarness]], mock_clock: object, tmp_path: Path
+    alarm_harness: Callable[..., Awaitable[AlarmHarness]], tmp_path: Path
 ) -> OpenWorld:
     """As `open_world`, inline only: for rules that do not depend on the storage."""
 
