@@ -233,9 +233,7 @@ class Dispatch:
                     break
                 nursery.start_soon(self._run_row, row, permits, borrower)
 
-    async def _run_row(
-        self, due: DueRow, permits: trio.CapacityLimiter, borrower: object
-    ) -> None:
+    async def _run_row(self, due: DueRow, permits: trio.CapacityLimiter, borrower: object) -> None:
         try:
             row = await self._take(due)
             if row is not None:
@@ -341,9 +339,7 @@ class Dispatch:
         elif outcome.failure is not None:
             await self._charge(handling, route, outcome.failure, action)
 
-    async def _in_handling(
-        self, handling: Handling, function: Callable[[], Awaitable[_T]]
-    ) -> _T:
+    async def _in_handling(self, handling: Handling, function: Callable[[], Awaitable[_T]]) -> _T:
         """Call within the handling; it is over, for all that it left behind, on return (R15)."""
         try:
             with handling:

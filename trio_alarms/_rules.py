@@ -106,11 +106,7 @@ def schedule_earlier(
 
     A row in hand has no deadline left to keep, so it is replaced as by `schedule`.
     """
-    keeps = (
-        existing is not None
-        and existing.run_at <= request.run_at
-        and not circumstances.in_hand
-    )
+    keeps = existing is not None and existing.run_at <= request.run_at and not circumstances.in_hand
     if existing is not None and keeps:
         request = attrs.evolve(
             request,

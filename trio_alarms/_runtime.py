@@ -300,9 +300,7 @@ class HostRuntime:
             return
         try:
             await self.database.until_unlocked(
-                partial(
-                    self.database.run, self._reconcile_trip, self.gate, operation="reconcile"
-                )
+                partial(self.database.run, self._reconcile_trip, self.gate, operation="reconcile")
             )
         finally:
             self.database.queue.release()

@@ -246,7 +246,9 @@ class _Scheduler(SchedulingMethods):
         tags = self._view.tags if alarm is None else {self._view.tag(alarm)}
         if parked is not None and not isinstance(parked, bool):
             raise InvalidAlarmRefError(f"parked must be a bool or None, not {describe(parked)}")
-        before = None if wake_before is None else instant_to_ms(wake_before, parameter="wake_before")
+        before = (
+            None if wake_before is None else instant_to_ms(wake_before, parameter="wake_before")
+        )
         limit = require_integer(limit, parameter="limit", error=InvalidAlarmRefError, minimum=1)
         key = None if after is None else _page_key(after)
         host = self._writer.name

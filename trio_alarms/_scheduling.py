@@ -211,7 +211,9 @@ class SchedulingMethods(ABC):
         given = ScheduleArguments(
             run_at, after, payload, repeat_every, progress, lifecycle, self._writer.clock.now_ms()
         )
-        return await self._schedule("schedule_alarm_earlier", _rules.schedule_earlier, alarm, id, given)
+        return await self._schedule(
+            "schedule_alarm_earlier", _rules.schedule_earlier, alarm, id, given
+        )
 
     @overload
     async def ensure_alarm(

@@ -110,8 +110,9 @@ class HostWriter:
         """The open transaction that the running task is inside of, if it may use it (R12)."""
         frame = find(
             BlockFrame,
-            lambda frame: frame.transaction.writer.database is self.database
-            and frame.transaction.open,
+            lambda frame: (
+                frame.transaction.writer.database is self.database and frame.transaction.open
+            ),
         )
         if frame is None:
             return None
@@ -205,9 +206,11 @@ class HostWriter:
         self.check_open(name)
         frame = find(
             BlockFrame,
-            lambda frame: frame.transaction.writer.database is self.database
-            and frame.transaction.open
-            and frame.transaction.owner is trio.lowlevel.current_task(),
+            lambda frame: (
+                frame.transaction.writer.database is self.database
+                and frame.transaction.open
+                and frame.transaction.owner is trio.lowlevel.current_task()
+            ),
         )
         if frame is not None:
             return await frame.transaction.run(
@@ -430,9 +433,7 @@ class OpenTransaction:
         try:
             with trio.CancelScope(shield=True):
                 # Past the host's gate: rolling back writes nothing, and a lost host lets go.
-                await self.writer.database.run(
-                    self.session.rollback, Gate(), operation="rollback"
-                )
+                await self.writer.database.run(self.session.rollback, Gate(), operation="rollback")
         except StorageOperationError as error:
             logger.error("a transaction could not be rolled back", exc_info=error)
         finally:

@@ -60,9 +60,7 @@ else:
             yield open_harness
             leave.set()
 
-    async def _hold_open(
-        options: dict[str, Any], leave: Any, *, task_status: Any
-    ) -> None:
+    async def _hold_open(options: dict[str, Any], leave: Any, *, task_status: Any) -> None:
         from trio_alarms.testing import open_test_host
 
         async with open_test_host(**options) as harness:
