@@ -86,9 +86,13 @@ __all__ = [
     "schedule_configuration",
 ]
 
-for _name in __all__:
-    _public = globals()[_name]
-    # Tracebacks and docs show the name that people import; type aliases have none of their own.
-    if getattr(_public, "__module__", "").startswith(f"{__name__}."):
-        _public.__module__ = __name__
-del _name, _public
+
+def _show_public_names() -> None:
+    """Let tracebacks and docs show the name that people import; aliases have none of their own."""
+    for name in __all__:
+        public = globals()[name]
+        if getattr(public, "__module__", "").startswith(f"{__name__}."):
+            public.__module__ = __name__
+
+
+_show_public_names()

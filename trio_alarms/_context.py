@@ -7,13 +7,11 @@ are started, which is what the rules about child tasks and tasks left behind nee
 from __future__ import annotations
 
 from contextvars import Context, ContextVar, copy_context
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from typing_extensions import Self
 
 
 class Frame:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import attrs
 import trio
 
+from ._arguments import describe
 from ._errors import (
     AlarmError,
     InvalidProcessDueAlarmsOptionsError,
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
     from ._definitions import Dispatcher
     from ._events import EventScope
     from ._host import AlarmHost
+    from ._model import Lifecycle
     from ._options import DispatchOptions
     from ._store._connection import Connection
     from ._store._session import Session
     from ._transactions import HostWriter
 
 _T = TypeVar("_T")
+
+_ACTIONS: Final = ("retry", "skip-and-advance-repeat")
 
 MANUAL_LIMIT: Final = 100
 MANUAL_CONCURRENCY: Final = 4
@@ -72,9 +76,9 @@ class DispatchState:
 
     writer: HostWriter
     # Invariant: each entry's row was handled; the handler does not run again for that revision.
-    unacknowledged: dict[AlarmRef, Unacknowledged] = attrs.field(factory=dict)
-    running: dict[object, tuple[str, float]] = attrs.field(factory=dict)
-    logged_tags: set[str] = attrs.field(factory=set)
+    unacknowledged: dict[AlarmRef, Unacknowledged] = attrs.Factory(dict[AlarmRef, Unacknowledged])
+    running: dict[object, tuple[str, float]] = attrs.Factory(dict[object, tuple[str, float]])
+    logged_tags: set[str] = attrs.Factory(set[str])
     closing: bool = False
 
     def running_tags(self) -> dict[str, float]:
@@ -173,7 +177,7 @@ class Dispatch:
         limit = plan.options.limit if plan.automatic else 0
 
         def choose(connection: Connection) -> tuple[list[DueRow], list[DueRow]]:
-            def due(lifecycle: _alarms.Lifecycle, limit: int) -> list[DueRow]:
+            def due(lifecycle: Lifecycle, limit: int) -> list[DueRow]:
                 return _alarms.select_due(
                     connection.raw,
                     host,
@@ -282,31 +286,30 @@ class Dispatch:
             self._state.log_unhandled(row.ref.tag)
             self._errors.append(UnhandledTagError(row.ref.tag))
             return
-        handling = Handling(self._writer, row, None)
         try:
-            handling.event = self._event(row, route)
-        except StoredAlarmDecodeError as error:
-            self._errors.append(error)
+            event = self._event(row, route)
+        except StoredAlarmDecodeError as undecodable:
+            self._errors.append(undecodable)
             return
-        error = await self._in_handling(handling, lambda: self._call(route, handling.event))
+        handling = Handling(self._writer, row, event)
+        error = await self._in_handling(handling, lambda: self._call(route, event))
         self._parked += handling.parked
         if error is not None:
             self._errors.append(error)
         else:
-            self._handled.append(handling.event)
+            self._handled.append(event)
 
     async def _handle_automatic(self, row: AlarmRow, route: Route | None) -> None:
         """Run an automatic row's handler, then acknowledge or charge it (R28)."""
-        handling = Handling(self._writer, row, None)
-        try:
-            handling.event = self._event(row, route)
-        except StoredAlarmDecodeError as error:
-            failure = AlarmFailure(row.ref.tag, row.ref.id, error, None)
-            await self._in_handling(handling, lambda: self._ask(failure))
-            self._failed.append(failure)
-            await self._charge(handling, route, failure, None)
+        if route is None:
+            await self._fail_undecodable(row, route, _no_handler(row.ref.tag))
             return
-        event, outcome = handling.event, _Outcome()
+        try:
+            event = self._event(row, route)
+        except StoredAlarmDecodeError as undecodable:
+            await self._fail_undecodable(row, route, undecodable)
+            return
+        handling, outcome = Handling(self._writer, row, event), _Outcome()
 
         async def run_and_ask() -> None:
             error = await self._call(route, event)
@@ -326,12 +329,21 @@ class Dispatch:
                 await self._settle_failure(handling, route, outcome)
         self._parked += handling.parked
 
-    async def _settle_failure(
-        self, handling: Handling, route: Route | None, outcome: _Outcome
+    async def _fail_undecodable(
+        self, row: AlarmRow, route: Route | None, error: StoredAlarmDecodeError
     ) -> None:
+        """What cannot be decoded is asked about, and always charged: nothing is deleted (R28)."""
+        failure = AlarmFailure(row.ref.tag, row.ref.id, error, None)
+        handling = Handling(self._writer, row, None)
+        await self._in_handling(handling, lambda: self._ask(failure))
+        self._failed.append(failure)
+        await self._charge(handling, route, failure, None)
+        self._parked += handling.parked
+
+    async def _settle_failure(self, handling: Handling, route: Route, outcome: _Outcome) -> None:
         """Skip or charge a failed handling, as its definition or `on_failure` decided."""
         action = outcome.action
-        decided = None if route is None else route.failure
+        decided = route.failure
         if decided is None:
             decided = "retry" if action is None or isinstance(action, Retry) else action
         if decided == "skip-and-advance-repeat":
@@ -348,9 +360,8 @@ class Dispatch:
             handling.active = False
             await self._writer.take_back(handling)
 
-    async def _call(self, route: Route | None, event: AlarmDue[Any] | None) -> Exception | None:
+    async def _call(self, route: Route, event: AlarmDue[Any]) -> Exception | None:
         """Run the handler, bounded by its timeout; what it raised, if that is a failure."""
-        assert route is not None  # noqa: S101 - a row without a route has no event to call with
         timeout = route.timeout_seconds
         if timeout is None:
             timeout = self._plan.options.timeout_seconds
@@ -358,11 +369,11 @@ class Dispatch:
             with trio.CancelScope() as scope:
                 if timeout is not None:
                     scope.deadline = trio.current_time() + timeout
-                await route.handler(event)  # type: ignore[arg-type]  # there is one; see above
-            if scope.cancelled_caught:
-                raise trio.TooSlowError(f"the handler ran past its timeout of {timeout:g} s")
+                await route.handler(event)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error
+        if scope.cancelled_caught:
+            return trio.TooSlowError(f"the handler ran past its timeout of {timeout:g} s")
         return None
 
     async def _ask(self, failure: AlarmFailure) -> FailureAction | None:
@@ -371,8 +382,7 @@ class Dispatch:
         if on_failure is None:
             return None
         try:
-            action = await on_failure(failure)
-            _check_action(action)
+            action = _checked_action(await on_failure(failure))
         except Exception as error:  # noqa: BLE001 - raised from the pass after the other rows
             self._errors.append(error)
             return None
@@ -415,8 +425,6 @@ class Dispatch:
         except StorageOperationError as error:
             self._stop(error)
             return
-        if failure.event is None:
-            self._parked += handling.parked
         if route is None:
             self._state.log_unhandled(row.ref.tag)
         elif failed is not None and (row.attempts == 0 or (failed.parked and not row.parked)):
@@ -437,11 +445,7 @@ class Dispatch:
             return action.after_ms
         return self._plan.options.retry_failed_after_ms
 
-    def _event(self, row: AlarmRow, route: Route | None) -> AlarmDue[Any]:
-        if route is None:
-            raise StoredAlarmDecodeError(
-                f"no handler is registered for the alarm tag {row.ref.tag!r}"
-            )
+    def _event(self, row: AlarmRow, route: Route) -> AlarmDue[Any]:
         return AlarmDue(
             tag=row.ref.tag,
             id=row.ref.id,
@@ -471,11 +475,14 @@ def _move(session: Session, row: DueRow, run_at: int) -> None:
     _alarms.move(session.connection.raw, session.host, row, run_at)
 
 
-def _check_action(action: object) -> None:
-    if action is None or isinstance(action, Retry):
-        return
-    if action not in ("retry", "skip-and-advance-repeat"):
+def _no_handler(tag: str) -> StoredAlarmDecodeError:
+    return StoredAlarmDecodeError(f"no handler is registered for the alarm tag {tag!r}")
+
+
+def _checked_action(action: FailureAction | None) -> FailureAction | None:
+    if action is not None and not isinstance(action, Retry) and action not in _ACTIONS:
         raise InvalidProcessDueAlarmsOptionsError(
             "on_failure must return None, 'retry', 'skip-and-advance-repeat' or Retry(after=…),"
-            f" not {action!r}"
+            f" not {describe(action)}"
         )
+    return action

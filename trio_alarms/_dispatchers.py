@@ -82,6 +82,7 @@ class Dispatchers:
         state: DispatchState,
         wakes: Wakes,
         passes: Passes,
+        *,
         resolve: Callable[[], ResolvedConfiguration],
         enter_event: Callable[[], AbstractAsyncContextManager[EventScope[Any]]],
     ) -> None:
@@ -268,8 +269,8 @@ class Dispatchers:
 class _Gathered:
     """The results and errors of what runs side by side, in the order of their ends."""
 
-    results: list[DispatchResult] = attrs.field(factory=list)
-    errors: list[Exception] = attrs.field(factory=list)
+    results: list[DispatchResult] = attrs.Factory(list[DispatchResult])
+    errors: list[Exception] = attrs.Factory(list[Exception])
 
     async def add(self, run: Callable[[], Awaitable[DispatchResult]]) -> None:
         """Run one; its failure stops no other."""

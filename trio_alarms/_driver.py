@@ -23,8 +23,7 @@ class Deliveries(Protocol):
         """The host's clock."""
         ...
 
-    @property
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         """Whether the host starts nothing any more."""
         ...
 
@@ -66,11 +65,11 @@ class Driver:
         Raises:
             StorageOperationError: The database is corrupt.
         """
-        while not self._deliveries.closing:
+        while not self._deliveries.is_closing():
             try:
                 await self._step()
             except Exception as error:  # noqa: BLE001 - a failing pass never ends the driver
-                if self._deliveries.closing:
+                if self._deliveries.is_closing():
                     break
                 await self._after_failure(error)
 

@@ -57,7 +57,7 @@ class Episodes:
 
     def log(self, error: Exception) -> None:
         """Log what a pass raised, but for what was logged when it began."""
-        others = []
+        others: list[Exception] = []
         for leaf in leaves(error):
             if isinstance(leaf, StorageOperationError) and storage_condition(leaf) is not None:
                 self.log_storage(leaf)
@@ -72,7 +72,7 @@ class Episodes:
         Raises:
             StorageOperationError: The database is corrupt, which ends the host.
         """
-        conditions = []
+        conditions: list[str | None] = []
         for leaf in leaves(error):
             condition = storage_condition(leaf)
             if condition == "corrupt":
@@ -101,7 +101,8 @@ def storage_condition(error: Exception) -> str | None:
 def leaves(error: BaseException) -> Iterator[Exception]:
     """The single errors that an error groups, through the passes that were joined."""
     if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
+        group: BaseExceptionGroup[BaseException] = error
+        for inner in group.exceptions:
             yield from leaves(inner)
     elif isinstance(error, AlarmPassError) and isinstance(error.__cause__, Exception):
         yield from leaves(error.__cause__)

@@ -13,7 +13,7 @@
     ├── StoredAlarmDecodeError                a stored payload that cannot be read
     ├── NativeAlarmOwnedError                 the native alarm belongs to the scheduler
     ├── StorageOperationError                 SQLite, the file, its lock, or who may write now
-    └── AlarmPassError                        a pass that was joined failed, or would wait for itself
+    └── AlarmPassError                        a joined pass failed, or would wait for itself
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ class StorageOperationError(AlarmError):
     `"unknown"` when SQLite left a commit open and re-reading it failed too (R11).
     """
 
-    def __init__(
-        self, message: str, *, operation: str, outcome: Outcome = "rolled back"
-    ) -> None:
+    def __init__(self, message: str, *, operation: str, outcome: Outcome = "rolled back") -> None:
         super().__init__(message)
         self.operation = operation
         self.outcome: Outcome = outcome

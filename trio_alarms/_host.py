@@ -145,7 +145,7 @@ class AlarmHost:
             names = ", ".join(repr(each.__key__) for each in known) or "none"
             raise InvalidAlarmRegistrationError(
                 f"service must be one that is registered with the host {self.name!r} ({names}), not"
-                f" {getattr(service, '__key__', service)!r}; pass its handlers to open_host as alarms="
+                f" {getattr(service, '__key__', service)!r}; pass its handlers to open_host"
             )
         return ServiceScheduler(
             runtime.writer,
@@ -243,7 +243,9 @@ async def open_host(
     drain_timeout: Duration = 5.0,
     storage: StorageOptions = _DEFAULT_STORAGE,
 ) -> AsyncIterator[AlarmHost]:
-    """Open a host on a database file: `async with open_host("app.db", alarms=…) as host:`.
+    """Open a host on a database file.
+
+    `async with open_host("app.db", alarms=registration) as host:` is the whole use of it.
 
     Opening is durable: the file and its tables are there, and the native alarm of a managed host
     is the earliest deadline, so that what a crash interrupted runs at once. It can be cancelled
@@ -347,8 +349,10 @@ def _checked_settings(
     _require(driver, bool, "driver")
     if clock is not None:
         _require(clock, AlarmClock, "clock")
-    registration = alarms if isinstance(alarms, AlarmRegistration) else None
-    dispatcher = None if registration is not None else alarms
+    registration: AlarmRegistration | None = None
+    dispatcher: Any = alarms
+    if isinstance(alarms, AlarmRegistration):
+        registration, dispatcher = alarms, None
     for parameter, function in (
         ("alarms", dispatcher),
         ("raw_alarm", raw_alarm),
@@ -358,7 +362,7 @@ def _checked_settings(
             raise InvalidScheduleConfigurationError(
                 f"{parameter} must be an async function, not {describe(function)}"
             )
-    if event_scope is not None and not callable(event_scope):
+    if not (event_scope is None or callable(event_scope)):
         raise InvalidScheduleConfigurationError(
             "event_scope must be a function that takes the host and returns an async context"
             f" manager, not {describe(event_scope)}"

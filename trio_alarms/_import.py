@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from ._database import Database
+    from ._model import AlarmRef
 
 _STORAGE: Final = StorageOptions()
 
@@ -83,12 +84,7 @@ def _import_trip(opened: Database, host: str) -> int:
     try:
         rows = read_effect_cf(opened.writer.raw)
         for row in rows:
-            if session.read(row.ref) is not None:
-                raise StorageOperationError(
-                    f"import: the host {host!r} already has an alarm of the tag {row.ref.tag!r}"
-                    f" and id {row.ref.id!r}; nothing was changed",
-                    operation="import",
-                )
+            _refuse_existing(session, row.ref)
             session.put(None, row)
         drop_effect_cf(opened.writer.raw)
         session.asks_reconciliation = bool(rows)
@@ -98,6 +94,15 @@ def _import_trip(opened: Database, host: str) -> int:
     # What it finds parked was parked long ago, so nobody is told of it.
     session.commit(Reconciliation(SystemClock().now_ms()))
     return len(rows)
+
+
+def _refuse_existing(session: Session, ref: AlarmRef) -> None:
+    if session.read(ref) is not None:
+        raise StorageOperationError(
+            f"import: the host {session.host!r} already has an alarm of the tag {ref.tag!r} and id"
+            f" {ref.id!r}; nothing was changed",
+            operation="import",
+        )
 
 
 def _holds_effect_cf(database: str | PathLike[str]) -> bool:

@@ -62,7 +62,8 @@ class BodyNursery:
 def holds_cancelled(error: BaseException) -> bool:
     """Whether the error is, or groups, trio's `Cancelled`."""
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(trio.Cancelled) is not None
+        group: BaseExceptionGroup[BaseException] = error
+        return group.subgroup(trio.Cancelled) is not None
     return isinstance(error, trio.Cancelled)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -48,9 +48,10 @@ class AlarmView:
 
     def tag(self, alarm: object) -> str:
         """The tag that an argument `alarm` names."""
-        if isinstance(alarm, Alarm):
-            self._require_own(alarm)
-            return alarm.tag
+        definition = _definition(alarm)
+        if definition is not None:
+            self._require_own(definition)
+            return definition.tag
         if self.alarms is not None:
             raise InvalidAlarmRefError(
                 f"alarm must be one of the definitions of {self.service!r}, not"
@@ -86,7 +87,8 @@ class AlarmView:
             progress = require_integer(
                 progress, parameter="progress", error=InvalidAlarmRefError, minimum=0
             )
-        encode = alarm.encode if isinstance(alarm, Alarm) else encode_json
+        definition = _definition(alarm)
+        encode = encode_json if definition is None else definition.encode
         return ScheduleRequest(
             ref=ref,
             lifecycle=lifecycle,
@@ -104,14 +106,19 @@ class AlarmView:
             )
 
 
+def _definition(alarm: object) -> Alarm[Any] | None:
+    return cast("Alarm[Any]", alarm) if isinstance(alarm, Alarm) else None
+
+
 def _lifecycle(alarm: object, given: object) -> Lifecycle:
-    if isinstance(alarm, Alarm):
+    definition = _definition(alarm)
+    if definition is not None:
         if given is not None:
             raise InvalidAlarmRefError(
                 "lifecycle can be given with a tag string only; the definition of"
-                f" {alarm.tag!r} says {alarm.lifecycle!r}"
+                f" {definition.tag!r} says {definition.lifecycle!r}"
             )
-        return alarm.lifecycle
+        return definition.lifecycle
     if given is None or given == "automatic":
         return "automatic"
     if given == "manual":

@@ -85,8 +85,8 @@ class HostRuntime:
             self.dispatch_state,
             self.wakes,
             self.passes,
-            self.resolve,
-            self.enter_event,
+            resolve=self.resolve,
+            enter_event=self.enter_event,
         )
         # Who gets what a pass of ours raised; the test harness raises it instead of logging it.
         self.on_pass_failure: Callable[[Exception], None] = self.episodes.log
@@ -103,8 +103,7 @@ class HostRuntime:
         """Whether a task delivers the native alarm."""
         return self.settings.driver
 
-    @property
-    def closing(self) -> bool:
+    def is_closing(self) -> bool:
         """Whether the host starts nothing any more."""
         return self.passes.closing
 
@@ -186,7 +185,7 @@ class HostRuntime:
 
     def check_after_event(self) -> None:
         """Check in a later task whether anything is due (R41)."""
-        if self._nursery is None or self.closing or self._checks_after_event:
+        if self._nursery is None or self.is_closing() or self._checks_after_event:
             return
         self._checks_after_event += 1
         # In the host's own context, never in the event's.
@@ -199,7 +198,7 @@ class HostRuntime:
             if state.managed and await self.has_due():
                 await self.passes.run(native=False)
         except Exception as error:  # noqa: BLE001 - told to whoever is to know; the host goes on
-            if not self.closing:
+            if not self.is_closing():
                 self.report_pass_failure(error)
 
     def _hook(self) -> Callable[[], Awaitable[object]] | None:

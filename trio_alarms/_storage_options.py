@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
+from ._arguments import describe, require_integer
 from ._errors import InvalidScheduleConfigurationError
 from ._time import Duration, duration_to_ms
 
 Synchronous: TypeAlias = Literal["full", "normal", "off"]
 ExecutorName: TypeAlias = Literal["auto", "thread", "inline"]
 
-
-def _one_of(choices: object) -> attrs.AttrsInstance | object:
-    allowed = get_args(choices)
-
-    def check(_: object, attribute: attrs.Attribute[str], value: object) -> None:
-        if value not in allowed:
-            raise InvalidScheduleConfigurationError(
-                f"{attribute.name} must be one of {', '.join(map(repr, allowed))}, not {value!r}"
-            )
-
-    return check
+_CHOICES: Final = {"synchronous": get_args(Synchronous), "executor": get_args(ExecutorName)}
 
 
-def _positive_int(_: object, attribute: attrs.Attribute[int], value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _require_choice(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    allowed = _CHOICES[attribute.name]
+    if not isinstance(value, str) or value not in allowed:
+        shown = repr(value) if isinstance(value, str) else describe(value)
         raise InvalidScheduleConfigurationError(
-            f"{attribute.name} must be an int of at least 1, not {value!r}"
+            f"{attribute.name} must be one of {', '.join(map(repr, allowed))}, not {shown}"
         )
 
 
-def _duration(_: object, attribute: attrs.Attribute[Duration], value: object) -> None:
+def _require_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    require_integer(
+        value, parameter=attribute.name, error=InvalidScheduleConfigurationError, minimum=1
+    )
+
+
+def _require_duration(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     duration_to_ms(value, parameter=attribute.name, error=InvalidScheduleConfigurationError)
 
 
@@ -53,10 +52,10 @@ class StorageOptions:
         InvalidScheduleConfigurationError: A value is not one of these.
     """
 
-    synchronous: Synchronous = attrs.field(default="full", validator=_one_of(Synchronous))
-    busy_timeout: Duration = attrs.field(default=5.0, validator=_duration)
-    executor: ExecutorName = attrs.field(default="auto", validator=_one_of(ExecutorName))
-    max_payload_bytes: int = attrs.field(default=1_048_576, validator=_positive_int)
+    synchronous: Synchronous = attrs.field(default="full", validator=_require_choice)
+    busy_timeout: Duration = attrs.field(default=5.0, validator=_require_duration)
+    executor: ExecutorName = attrs.field(default="auto", validator=_require_choice)
+    max_payload_bytes: int = attrs.field(default=1_048_576, validator=_require_positive)
 
     @property
     def busy_timeout_seconds(self) -> float:

@@ -282,7 +282,7 @@ class HostWriter:
             if check:
                 self.check_may_write(name)
             session, value, committed = await self.database.until_unlocked(
-                partial(self._commit_once, operation, name, asks_reconciliation)
+                partial(self._commit_once, operation, name, asks_reconciliation=asks_reconciliation)
             )
         finally:
             self.database.queue.release()
@@ -290,7 +290,7 @@ class HostWriter:
         return value
 
     async def _commit_once(
-        self, operation: Callable[[Session], T], name: str, asks_reconciliation: bool
+        self, operation: Callable[[Session], T], name: str, *, asks_reconciliation: bool
     ) -> tuple[Session, T, Committed]:
         session = self._session()
         session.asks_reconciliation = asks_reconciliation
@@ -415,12 +415,12 @@ class OpenTransaction:
             await self.roll_back()
             raise
         self._ending = True
-        try:
-            with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True):
+            try:
                 committed = await self._commit_trip()
-        finally:
-            self._over()
-        await writer.after_commit(self.session, committed, self.handling)
+            finally:
+                self._over()
+            await writer.after_commit(self.session, committed, self.handling)
 
     async def roll_back(self) -> None:
         """Undo all of it, shielded. A failure to do so is logged: the error that led here stands.

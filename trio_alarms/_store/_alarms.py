@@ -190,7 +190,7 @@ def list_rows(
     limit: int,
 ) -> list[AlarmRow]:
     """Up to `limit` rows in dispatch order, strictly after the key `after`."""
-    queries = _listing_queries(host, tags, parked)
+    queries = _listing_queries(host, tags, parked=parked)
     found: list[tuple[Any, ...]] = []
     for sql, parameters in queries:
         bound = list(parameters)
@@ -212,7 +212,7 @@ def order_key(row: AlarmRow) -> tuple[int, str, str]:
 
 
 def _listing_queries(
-    host: str, tags: Collection[str] | None, parked: bool | None
+    host: str, tags: Collection[str] | None, *, parked: bool | None
 ) -> Iterator[tuple[str, Sequence[object]]]:
     """The index ranges that together hold what a listing asks for; each is in order."""
     select = f"SELECT {_COLUMNS} FROM trio_alarms_alarms"

@@ -11,7 +11,7 @@ from .._errors import StorageOperationError
 from ._files import database_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class Connection:
         if self.raw.in_transaction:
             self.release()
 
-    def execute(self, sql: str, parameters: object) -> list[tuple[Any, ...]]:
+    def execute(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement of the application's."""
         self._refuse_control(sql, "execute")
         with self._translated("execute"):
@@ -158,7 +158,7 @@ class Connection:
         with self.atomic(), self._translated("executemany"):
             self.raw.executemany(sql, rows)
 
-    def query(self, sql: str, parameters: object) -> list[tuple[Any, ...]]:
+    def query(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement that only reads."""
         if isinstance(sql, str) and first_keyword(sql) not in _READING_KEYWORDS:
             raise StorageOperationError(
@@ -269,7 +269,7 @@ class Connection:
 
 
 def open_writer(
-    path: str, *, synchronous: Literal["full", "normal", "off", "extra"], busy_timeout_ms: int
+    path: str, *, synchronous: Literal["full", "normal", "off"], busy_timeout_ms: int
 ) -> Connection:
     """Open the connection that writes; the file is switched to WAL by `use_wal` later."""
     raw = sqlite3.connect(
@@ -324,10 +324,10 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
         raise
 
 
-def _bindable(parameters: object) -> Sequence[Any] | dict[str, Any]:
-    if isinstance(parameters, (tuple, list, dict)):
-        return parameters
-    return tuple(parameters)  # type: ignore[arg-type]  # a TypeError here is translated
+def _bindable(parameters: Any) -> Any:
+    """What sqlite3 takes as parameters; a TypeError here is translated like its own."""
+    taken = (tuple, list, dict)
+    return parameters if isinstance(parameters, taken) else tuple(parameters)
 
 
 def _refusal(what: str, operation: str) -> StorageOperationError:

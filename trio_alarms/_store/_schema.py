@@ -47,12 +47,18 @@ CREATE TABLE trio_alarms_hosts (
 # the index alone and reads no payload (R61).
 _INDICES: Final = (
     "CREATE UNIQUE INDEX trio_alarms_alarms_by_ref ON trio_alarms_alarms (host, tag, id)",
-    "CREATE INDEX trio_alarms_alarms_by_tag ON trio_alarms_alarms"
-    " (host, lifecycle, tag, wake_at, id, revision)",
-    "CREATE INDEX trio_alarms_alarms_by_wake ON trio_alarms_alarms"
-    " (host, lifecycle, wake_at, tag, id, revision)",
-    "CREATE INDEX trio_alarms_alarms_parked ON trio_alarms_alarms (host, wake_at, tag, id)"
-    " WHERE parked = 1",
+    """
+    CREATE INDEX trio_alarms_alarms_by_tag
+    ON trio_alarms_alarms (host, lifecycle, tag, wake_at, id, revision)
+    """,
+    """
+    CREATE INDEX trio_alarms_alarms_by_wake
+    ON trio_alarms_alarms (host, lifecycle, wake_at, tag, id, revision)
+    """,
+    """
+    CREATE INDEX trio_alarms_alarms_parked
+    ON trio_alarms_alarms (host, wake_at, tag, id) WHERE parked = 1
+    """,
     "CREATE UNIQUE INDEX trio_alarms_hosts_by_name ON trio_alarms_hosts (name)",
 )
 

@@ -6,5 +6,5 @@ from ._harness import AlarmHarness, open_test_host
 
 __all__ = ["AlarmHarness", "open_test_host"]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
+# Tracebacks and docs show the names that people import.
+AlarmHarness.__module__ = open_test_host.__module__ = __name__

@@ -219,7 +219,8 @@ class AlarmHarness:
             raise error
 
     def _now(self) -> int:
-        return self._options["clock"].now_ms()
+        clock: TrioClock = self._options["clock"]
+        return clock.now_ms()
 
     def _move_to(self, target: int) -> None:
         clock = trio.lowlevel.current_clock()
@@ -248,11 +249,12 @@ async def open_test_host(
     storage: StorageOptions = _INLINE,
     **options: Any,
 ) -> AsyncIterator[AlarmHarness]:
-    """Open a host under a `MockClock`: `async with open_test_host(alarms=…) as harness:`.
+    """Open a host under a `MockClock`.
 
-    The host is on a `TrioClock`, its storage is inline and it has no driver by default. What was
-    committed survives `crash` and `reopen`, with `":memory:"` too. Leaving the block leaves the
-    host; cancellation as for `open_host`.
+    `async with open_test_host(alarms=registration) as harness:` in a test. The host is on a
+    `TrioClock`, its storage is inline and it has no driver by default. What was committed
+    survives `crash` and `reopen`, with `":memory:"` too. Leaving the block leaves the host;
+    cancellation as for `open_host`.
 
     Args:
         database: A path, or `":memory:"` for a private temporary file.

@@ -1,4 +1,8 @@
-"""The pytest plugin: the fixtures `alarm_harness` and `alarm_clock`."""
+"""The pytest plugin: the fixtures `alarm_harness` and `alarm_clock`.
+
+It is loaded with pytest, before coverage and before anything of ours is needed; so the package
+itself is imported only when a fixture is used.
+"""
 
 from __future__ import annotations
 
@@ -11,65 +15,49 @@ if TYPE_CHECKING:
     from trio_alarms import TrioClock
     from trio_alarms.testing import AlarmHarness
 
+trio_fixture: Any
+try:
+    from pytest_trio import trio_fixture  # type: ignore[import-untyped]  # it ships no types
+except ImportError:
+    trio_fixture = None
+
 OpenHarness: TypeAlias = "Callable[..., Awaitable[AlarmHarness]]"
 
-_INSTALL = (
-    "the fixture {} needs pytest-trio: install trio_alarms[testing], and make the test async with"
-    " its mock_clock or autojump_clock fixture"
-)
 
-try:
-    import pytest_trio
-except ImportError:
+async def _alarm_harness() -> AsyncIterator[OpenHarness]:
+    """Open harnesses: `harness = await alarm_harness(alarms=registration)`.
 
-    @pytest.fixture
-    def alarm_harness() -> None:
-        """A fixture that says what to install."""
-        raise pytest.UsageError(_INSTALL.format("alarm_harness"))
+    Takes the options of `open_test_host`. As many as wanted; all of them are closed at the end
+    of the test, which also has to name pytest-trio's `mock_clock` or `autojump_clock`.
+    """
+    from trio_alarms.testing._fixture import harness_factory  # noqa: PLC0415 - see the top
 
-    @pytest.fixture
-    def alarm_clock() -> None:
-        """A fixture that says what to install."""
-        raise pytest.UsageError(_INSTALL.format("alarm_clock"))
+    async with harness_factory() as open_harness:
+        yield open_harness
 
+
+def _alarm_clock() -> Callable[..., TrioClock]:
+    """Make clocks: `alarm_clock(epoch=epoch)` is a `TrioClock` on the test's `MockClock`."""
+    from trio_alarms import TrioClock  # noqa: PLC0415 - see the top
+
+    return TrioClock
+
+
+def _missing(name: str) -> Callable[[], None]:
+    def say_what_to_install() -> None:
+        raise pytest.UsageError(
+            f"the fixture {name} needs pytest-trio: install trio_alarms[testing], and make the"
+            " test async with its mock_clock or autojump_clock fixture"
+        )
+
+    return say_what_to_install
+
+
+alarm_harness: Any
+alarm_clock: Any
+if trio_fixture is None:
+    alarm_harness = pytest.fixture(_missing("alarm_harness"), name="alarm_harness")
+    alarm_clock = pytest.fixture(_missing("alarm_clock"), name="alarm_clock")
 else:
-
-    @pytest_trio.trio_fixture
-    async def alarm_harness() -> AsyncIterator[OpenHarness]:
-        """`harness = await alarm_harness(**open_test_host_options)`.
-
-        As many as wanted; all of them are closed at the end of the test. The test also needs
-        pytest-trio's `mock_clock` or `autojump_clock`.
-        """
-        # Imported late, so that coverage and other plugins see the package being imported.
-        import trio
-
-        from trio_alarms._nursery import BodyNursery
-
-        async with BodyNursery(unwrap=True) as nursery:
-            leave = trio.Event()
-
-            async def open_harness(database: Any = None, **options: Any) -> AlarmHarness:
-                if database is not None:
-                    options["database"] = database
-                # In a task of its own: the test's task and the fixture's are not the same, and a
-                # nursery must be left by the task that opened it.
-                harness: AlarmHarness = await nursery.start(_hold_open, options, leave)
-                return harness
-
-            yield open_harness
-            leave.set()
-
-    async def _hold_open(options: dict[str, Any], leave: Any, *, task_status: Any) -> None:
-        from trio_alarms.testing import open_test_host
-
-        async with open_test_host(**options) as harness:
-            task_status.started(harness)
-            await leave.wait()
-
-    @pytest.fixture
-    def alarm_clock() -> Callable[..., TrioClock]:
-        """`alarm_clock(epoch=…)` makes a `TrioClock` on the test's `MockClock`."""
-        from trio_alarms import TrioClock
-
-        return TrioClock
+    alarm_harness = trio_fixture(_alarm_harness)
+    alarm_clock = pytest.fixture(_alarm_clock, name="alarm_clock")
