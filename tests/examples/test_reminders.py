@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -20,7 +20,6 @@ import trio.testing
 from rich.console import Console
 
 import trio_alarms
-from examples.reminders import accelerated_clock
 from examples.reminders.__main__ import main
 from examples.reminders.accelerated_clock import AcceleratedClock
 from examples.reminders.calendar_file import read_calendar
@@ -49,7 +48,7 @@ DEMO_SECONDS = 60
 LAST_OF_THE_SAMPLE = "VEVENT/yoga@nora.example/20260402T173000Z/0.0"
 
 
-def announcement(title: str = "Tea", rings_at: datetime = DUE, **changes: object) -> Announcement:
+def announcement(title: str = "Tea", rings_at: datetime = DUE, **changes: Any) -> Announcement:
     """What a reminder says, at the start of its event unless changed."""
     said = Announcement(title, rings_at, "start", rings_at, all_day=False, time_zone="UTC")
     return attrs.evolve(said, **changes)
@@ -75,9 +74,7 @@ async def test_the_clock_runs_ahead_and_is_never_early(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sleep ends when the calendar shows its deadline, after the real time that this takes."""
-    monkeypatch.setattr(
-        accelerated_clock.time, "time_ns", lambda: round(trio.current_time() * 1_000_000_000)
-    )
+    monkeypatch.setattr(time, "time_ns", lambda: round(trio.current_time() * 1_000_000_000))
     clock = AcceleratedClock.starting_at(DUE, 3600)
     started_ms = clock.now_ms()
     assert started_ms == round(DUE.timestamp() * 1000)
@@ -132,13 +129,19 @@ def test_a_line_torn_by_a_kill_spoils_no_other(tmp_path: Path) -> None:
 def test_each_record_is_fsynced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appending returns after the record, written in one piece, has been fsynced."""
     calls: list[str] = []
-    write, fsync = os.write, os.fsync
-    monkeypatch.setattr(os, "write", lambda *args: calls.append("write") or write(*args))
-    monkeypatch.setattr(os, "fsync", lambda *args: calls.append("fsync") or fsync(*args))
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object) -> object:
+            calls.append(name)
+            return function(*arguments)
+
+        return call
+
     with open_ring_log(tmp_path / "log") as log:
-        calls.clear()
+        monkeypatch.setattr(os, "write", noted("write", os.write))
+        monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
         log.append(Enrolment(7, 1))
-        assert calls == ["write", "fsync"]
+    assert calls == ["write", "fsync"]
 
 
 # Tally and timeline
@@ -191,7 +194,7 @@ def test_a_ring_is_one_plain_line_in_local_time() -> None:
         ({"anchor_at": DUE, "all_day": True}, "Tea (all day), at the start"),
     ],
 )
-def test_a_ring_says_how_it_relates_to_its_event(changes: dict[str, object], words: str) -> None:
+def test_a_ring_says_how_it_relates_to_its_event(changes: dict[str, Any], words: str) -> None:
     """Before or after, the start or the end, in lengths that people use."""
     ring = Ring(1, "a", DUE, announcement(**changes))
     line = shown(lambda timeline: timeline.rang(ring, seconds=0, again=False, late=False))
