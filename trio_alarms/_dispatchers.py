@@ -272,7 +272,7 @@ class _Gathered:
     results: list[DispatchResult] = attrs.Factory(list[DispatchResult])
     errors: list[Exception] = attrs.Factory(list[Exception])
 
-    async def add(self, run: Callable[[], Awaitable[DispatchResult]]) -> None:
+    async def add(self, run: Callable[[], Awaitable[DispatchResult]]) -> None:  # noqa: ASYNC910 - what it runs is the checkpoint
         """Run one; its failure stops no other."""
         try:
             self.results.append(await run())

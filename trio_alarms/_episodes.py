@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ._errors import AlarmPassError, StorageOperationError, UnhandledTagError
 from ._reporting import logger
@@ -101,7 +101,7 @@ def storage_condition(error: Exception) -> str | None:
 def leaves(error: BaseException) -> Iterator[Exception]:
     """The single errors that an error groups, through the passes that were joined."""
     if isinstance(error, BaseExceptionGroup):
-        group: BaseExceptionGroup[BaseException] = error
+        group = cast("BaseExceptionGroup[BaseException]", error)
         for inner in group.exceptions:
             yield from leaves(inner)
     elif isinstance(error, AlarmPassError) and isinstance(error.__cause__, Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from ._arguments import describe, is_plainly_synchronous
 from ._clock import AlarmClock, default_clock
@@ -377,7 +377,7 @@ def _checked_settings(
         registration=registration,
         dispatcher=dispatcher,
         raw_alarm=raw_alarm,
-        event_scope=event_scope,
+        event_scope=cast("Any", event_scope),
         configuration=configuration,
         reporter=reporter,
         clock=default_clock() if clock is None else clock,

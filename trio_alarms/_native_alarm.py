@@ -115,7 +115,7 @@ class RawDelivery:
     async def settle(self, outcome: BaseException | None) -> None:
         """Clear or move the timestamp after the hook; a cancelled delivery leaves it."""
         if outcome is not None and not isinstance(outcome, Exception):
-            return
+            return  # noqa: ASYNC910 - a cancelled delivery has nothing to settle
         self._failures = 0 if outcome is None else self._failures + 1
         writes = self._native_alarm._writes  # noqa: SLF001 - as above
         written = writes != self._writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import trio
 
@@ -48,11 +48,11 @@ class BodyNursery:
         except trio.Cancelled:
             # The body's own error is on its way out and says more; whoever cancelled cancels the
             # next checkpoint as well.
-            return False
+            return False  # noqa: ASYNC910 - the nursery's own exit was one
         except BaseExceptionGroup as group:
             others = group.split(trio.Cancelled)[1]
             if others is None:
-                return False
+                return False  # noqa: ASYNC910 - the nursery's own exit was one
             raise BaseExceptionGroup(
                 "the block and tasks beside it failed", [error, *others.exceptions]
             ) from None
@@ -62,7 +62,7 @@ class BodyNursery:
 def holds_cancelled(error: BaseException) -> bool:
     """Whether the error is, or groups, trio's `Cancelled`."""
     if isinstance(error, BaseExceptionGroup):
-        group: BaseExceptionGroup[BaseException] = error
+        group = cast("BaseExceptionGroup[BaseException]", error)
         return group.subgroup(trio.Cancelled) is not None
     return isinstance(error, trio.Cancelled)
 

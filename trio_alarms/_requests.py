@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
 
@@ -107,7 +107,11 @@ class AlarmView:
 
 
 def _definition(alarm: object) -> Alarm[Any] | None:
-    return cast("Alarm[Any]", alarm) if isinstance(alarm, Alarm) else None
+    return alarm if _is_definition(alarm) else None
+
+
+def _is_definition(alarm: object) -> TypeGuard[Alarm[Any]]:
+    return isinstance(alarm, Alarm)
 
 
 def _lifecycle(alarm: object, given: object) -> Lifecycle:

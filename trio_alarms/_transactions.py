@@ -248,7 +248,7 @@ class HostWriter:
         transaction = self.database.transaction = OpenTransaction(self, session)
         return transaction
 
-    async def take_back(self, handling: Handling) -> None:
+    async def take_back(self, handling: Handling) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Roll back the block that tasks of a handling that is over still hold (R15)."""
         transaction = self.database.transaction
         if transaction is not None and transaction.handling is handling:
@@ -317,7 +317,7 @@ class HostWriter:
 
     async def _report(self, parked: tuple[AlarmParked, ...], handling: Handling | None) -> None:
         if not parked:
-            return
+            return  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         if handling is not None:
             handling.parked.extend(parked)
         with Reporting():
@@ -422,13 +422,13 @@ class OpenTransaction:
                 self._over()
             await writer.after_commit(self.session, committed, self.handling)
 
-    async def roll_back(self) -> None:
+    async def roll_back(self) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Undo all of it, shielded. A failure to do so is logged: the error that led here stands.
 
         Nothing is left to do where the transaction was taken over.
         """
         if self._ending or not self.open:
-            return
+            return  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         self._ending = True
         try:
             with trio.CancelScope(shield=True):
@@ -439,7 +439,7 @@ class OpenTransaction:
         finally:
             self._over()
 
-    async def take_over(self, why: str) -> None:
+    async def take_over(self, why: str) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Roll it back from another task than its owner, who gets `why` as an error."""
         if not self._ending:
             self.broken = why
@@ -549,13 +549,13 @@ class Block:
                 lambda session: session.connection.release(), name="transaction"
             )
 
-    async def _undo_savepoint(self) -> None:
+    async def _undo_savepoint(self) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Undo what the block did; where that is impossible the whole transaction is given up."""
         transaction = self.transaction
         session = transaction.session
         session.forget_since(self._mark)
         if transaction.broken is not None or not transaction.open:
-            return
+            return  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         try:
             with trio.CancelScope(shield=True):
                 await self._writer.database.run(

@@ -121,7 +121,7 @@ class Wakes:
         self._active = None
         self._disowned = None
 
-    async def until_scopes_end(self) -> None:
+    async def until_scopes_end(self) -> None:  # noqa: ASYNC910 - nothing to wait for is no checkpoint, as documented
         """Wait until the last `defer_wakes` scope has reconciled. A checkpoint if there is one."""
         while self._scopes_ended is not None:
             await self._scopes_ended.wait()
@@ -153,7 +153,7 @@ class Wakes:
             self._set_guard(guard_delay, saturated(now + guard_delay))
         self._scopes += 1
 
-    async def _leave(self, writer: HostWriter) -> None:
+    async def _leave(self, writer: HostWriter) -> None:  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
         self._scopes -= 1
         try:
             if not self._scopes:
@@ -161,7 +161,7 @@ class Wakes:
         finally:
             self._release_waiters()
 
-    async def _leave_after_error(self, writer: HostWriter) -> None:
+    async def _leave_after_error(self, writer: HostWriter) -> None:  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
         """Leave, shielded, so that the body's own error is what comes out."""
         seconds = writer.database.options.busy_timeout_seconds
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * seconds + 1):
@@ -174,7 +174,7 @@ class Wakes:
         if self._active is not None:
             # The pass does it when it ends (R19).
             self._active.asked = True
-            return
+            return  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
         await writer.write_surely(nothing, name="defer_wakes")
 
     def _release_waiters(self) -> None:

@@ -326,8 +326,10 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
 
 def _bindable(parameters: Any) -> Any:
     """What sqlite3 takes as parameters; a TypeError here is translated like its own."""
-    taken = (tuple, list, dict)
-    return parameters if isinstance(parameters, taken) else tuple(parameters)
+    bindable: Any = parameters
+    if not isinstance(parameters, tuple | list | dict):
+        bindable = tuple(parameters)
+    return bindable
 
 
 def _refusal(what: str, operation: str) -> StorageOperationError:

@@ -6,6 +6,7 @@ itself is imported only when a fixture is used.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
     from trio_alarms import TrioClock
     from trio_alarms.testing import AlarmHarness
 
-trio_fixture: Any
 try:
-    from pytest_trio import trio_fixture  # type: ignore[import-untyped]  # it ships no types
+    pytest_trio: Any = importlib.import_module("pytest_trio")
 except ImportError:
-    trio_fixture = None
+    pytest_trio = None
 
 OpenHarness: TypeAlias = "Callable[..., Awaitable[AlarmHarness]]"
 
@@ -55,9 +55,9 @@ def _missing(name: str) -> Callable[[], None]:
 
 alarm_harness: Any
 alarm_clock: Any
-if trio_fixture is None:
+if pytest_trio is None:
     alarm_harness = pytest.fixture(_missing("alarm_harness"), name="alarm_harness")
     alarm_clock = pytest.fixture(_missing("alarm_clock"), name="alarm_clock")
 else:
-    alarm_harness = trio_fixture(_alarm_harness)
+    alarm_harness = pytest_trio.trio_fixture(_alarm_harness)
     alarm_clock = pytest.fixture(_alarm_clock, name="alarm_clock")
