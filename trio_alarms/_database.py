@@ -162,9 +162,9 @@ class Database:
         """Call `function` with the connection that sees the last committed state."""
         gate.check(operation)
         reader = self.reader
-        return await self._read_executor.run(
-            partial(_guarded, lambda: function(reader), gate, operation)
-        )
+        trip = partial(_guarded, lambda: function(reader), gate, operation)
+        # A reader waits for nobody, but for another process that recovers the log after a crash.
+        return await self.until_unlocked(partial(self._read_executor.run, trip))
 
     async def until_unlocked(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again while another process holds the lock, for up to `busy_timeout` (R11).

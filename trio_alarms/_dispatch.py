@@ -255,6 +255,7 @@ class Dispatch:
         """Re-read the row and take it in hand; `None` where it is not to be run (R27)."""
         row = await self._writer.look(lambda session: session.read(due.ref), name="dispatch")
         if row is None or row.revision != due.revision:
+            self._state.unacknowledged.pop(due.ref, None)
             return None
         if row.ref in self._writer.in_hand or self._stopped or self._state.closing:
             return None

@@ -67,8 +67,9 @@ class Pass:
     scope: trio.CancelScope | None = None
     # A post-event check that found nothing due writes nothing (R23).
     found_nothing: bool = False
-    # The event scope or the configuration failed before dispatch began (R24).
+    # The event scope failed before dispatch began, or the configuration did (R24).
     not_acquired: bool = False
+    not_configured: bool = False
     began_dispatch: bool = False
     # The pass's own nursery was cancelled from inside (R24).
     self_cancelled: bool = False
@@ -254,7 +255,7 @@ class Passes:
         try:
             configuration = self._host.resolve()
         except InvalidScheduleConfigurationError:
-            this.not_acquired = True
+            this.not_configured = True
             this.active = self._wakes.begin_pass(DEFAULT_CONFIGURATION.in_flight_recovery_ms)
             raise
         this.active = self._wakes.begin_pass(configuration.in_flight_recovery_ms)
@@ -313,7 +314,7 @@ class Passes:
         try:
             configuration = self._host.resolve()
         except InvalidScheduleConfigurationError:
-            this.not_acquired = True
+            this.not_configured = True
             raise
         async with (
             self._wakes.deferring(self._writer, configuration),
@@ -372,19 +373,16 @@ class Passes:
         """Hold a pass back that failed before it dispatched, longer every time (R24)."""
         self.held_back = False
         failed = this.outcome is not None and not holds_cancelled(this.outcome)
-        if failed and (this.not_acquired or this.self_cancelled):
-            self.held_back = True
-            self._wakes.hold_back(self._next_hold_back())
+        if failed and (this.not_acquired or this.not_configured or this.self_cancelled):
+            delay = self._next_hold_back(this)
+            self.held_back = self._wakes.hold_back(delay)
             return
         if this.began_dispatch and not this.self_cancelled:
             self._failed_acquisitions = 0
         self._wakes.end_pass()
 
-    def _next_hold_back(self) -> int:
-        try:
-            configuration = self._host.resolve()
-        except InvalidScheduleConfigurationError:
-            configuration = DEFAULT_CONFIGURATION
+    def _next_hold_back(self, this: Pass) -> int:
+        configuration = DEFAULT_CONFIGURATION if this.not_configured else self._host.resolve()
         ceiling = configuration.parked_retry_delay_ms
         doublings = min(self._failed_acquisitions, ceiling.bit_length())
         self._failed_acquisitions += 1

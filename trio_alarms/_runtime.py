@@ -15,7 +15,7 @@ from ._dispatch import DispatchState
 from ._dispatchers import Dispatchers
 from ._driver import Driver
 from ._episodes import Episodes
-from ._errors import AlarmError, StorageOperationError
+from ._errors import StorageOperationError
 from ._events import entered_event
 from ._native_alarm import NativeAlarm, RawDelivery
 from ._passes import Passes

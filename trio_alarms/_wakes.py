@@ -107,14 +107,16 @@ class Wakes:
         self._set_guard(guard_delay, 0)
         return self._active
 
-    def hold_back(self, guard_delay: int) -> None:
+    def hold_back(self, guard_delay: int) -> bool:
         """The pass failed before it dispatched: its guard goes to now + `guard_delay` (R24).
 
-        An open `defer_wakes` scope keeps its own short guard instead.
+        An open `defer_wakes` scope keeps its own short guard instead. Whether it was set.
         """
-        if self._active is not None and not self._scopes:
-            self._disowned = self._active.guard
-            self._set_guard(guard_delay, 0)
+        if self._active is None or self._scopes:
+            return False
+        self._disowned = self._active.guard
+        self._set_guard(guard_delay, 0)
+        return True
 
     def end_pass(self) -> None:
         """The pass is no longer active; deadlines count again."""
