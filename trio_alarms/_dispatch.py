@@ -151,6 +151,7 @@ class Dispatch:
             Exception: What a manual handler, an `on_failure` or the storage raised; a group of
                 them where there are several.
         """
+        await self._forget_settled()
         automatic, manual = await self._choose()
         if manual:
             await self._move_before(manual)
@@ -170,6 +171,21 @@ class Dispatch:
         if error is not None:
             raise error
         return DispatchResult(tuple(self._handled), tuple(self._failed), tuple(self._parked))
+
+    async def _forget_settled(self) -> None:  # noqa: ASYNC910 - choosing what is due is one
+        """Forget what is remembered as unacknowledged and whose revision is gone (R53)."""
+        remembered = self._state.unacknowledged
+        if not remembered:
+            return  # noqa: ASYNC910 - as above
+        host, refs = self._writer.name, tuple(remembered)
+        rows = await self._writer.read(
+            lambda connection: [_alarms.read(connection.raw, host, ref) for ref in refs],
+            name="dispatch",
+        )
+        for ref, row in zip(refs, rows, strict=True):
+            handled = remembered.get(ref)
+            if handled is not None and (row is None or row.revision != handled.revision):
+                del remembered[ref]
 
     async def _choose(self) -> tuple[list[DueRow], list[DueRow]]:
         plan, host = self._plan, self._writer.name
@@ -255,7 +271,6 @@ class Dispatch:
         """Re-read the row and take it in hand; `None` where it is not to be run (R27)."""
         row = await self._writer.look(lambda session: session.read(due.ref), name="dispatch")
         if row is None or row.revision != due.revision:
-            self._state.unacknowledged.pop(due.ref, None)
             return None
         if row.ref in self._writer.in_hand or self._stopped or self._state.closing:
             return None

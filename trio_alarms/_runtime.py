@@ -177,7 +177,7 @@ class HostRuntime:
                 if native_alarm is None or native_alarm > self.clock.now_ms():
                     return False
             await self.deliver()
-        except AlarmError:
+        except Exception:
             if self.gate.lost:
                 return False  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
             raise
