@@ -14,7 +14,7 @@ from .._errors import (
     StoredAlarmDecodeError,
 )
 from ._converter import strict_converter
-from ._faults import DuplicateMemberError, UpgradeError, explain, type_name
+from ._faults import DuplicateMemberError, explain, type_name
 from ._text import JSON, MAX_DEPTH, MAX_INTEGER_DIGITS, read_json, to_text, write_json
 
 __all__ = [
@@ -71,6 +71,8 @@ class PayloadCodec:
     def encode(self, value: Any, *, max_bytes: int) -> str:
         """Write a payload as the JSON text to store, from which `decode` makes an equal one.
 
+        `upgrade` has no part in it, as nothing is stored yet.
+
         Args:
             value: The payload.
             max_bytes: The most bytes of UTF-8 that the text may take.
@@ -85,16 +87,21 @@ class PayloadCodec:
             raise InvalidAlarmPayloadError(f"payload: {explain(error)[1]}") from error
         text, stored = to_text(tree, max_bytes=max_bytes, tuples=self._tuples)
         try:
-            restored = self._restore(stored)
-            is_same = write_json(self._unstructure(restored)) == text or bool(restored == value)
+            came_back = self._comes_back(value, text, stored)
         except Exception as error:  # noqa: BLE001 - the payload's own code may raise anything
             path, reason, cause = explain(error)
             raise InvalidAlarmPayloadError(f"payload{path}: {reason}") from cause
-        if not is_same:
+        if not came_back:
             raise InvalidAlarmPayloadError(
-                f"payload: its JSON does not structure back to the same {self._name}"
+                f"payload: its JSON does not structure back to an equal {self._name}"
             )
         return text
+
+    def _comes_back(self, value: Any, text: str, stored: JSON) -> bool:
+        restored = self._structure(stored, self._type)
+        # Compared by text, as there are classes without equality, and aware datetimes in a repeated
+        # hour equal none of another zone. A user's converter may write equal sets differently.
+        return write_json(self._unstructure(restored)) == text or bool(restored == value)
 
     def decode(self, text: str) -> Any:
         """Make the payload of the stored text.
@@ -104,20 +111,19 @@ class PayloadCodec:
         """
         stored = decode_json(text)
         try:
-            return self._restore(stored)
+            if self._upgrade is not None:
+                stored = self._upgrade(stored)
+        except Exception as error:
+            raise StoredAlarmDecodeError(
+                f"the stored payload is no {self._name}: upgrade raised {type(error).__name__}"
+            ) from error
+        try:
+            return self._structure(stored, self._type)
         except Exception as error:  # noqa: BLE001 - the payload's own code may raise anything
             path, reason, cause = explain(error)
             raise StoredAlarmDecodeError(
                 f"the stored payload is no {self._name}: payload{path}: {reason}"
             ) from cause
-
-    def _restore(self, stored: JSON) -> Any:
-        if self._upgrade is not None:
-            try:
-                stored = self._upgrade(stored)
-            except Exception as error:
-                raise UpgradeError(error) from error
-        return self._structure(stored, self._type)
 
 
 def encode_json(value: JSON, *, max_bytes: int) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, get_args, get_origin
 
 import attrs
-from cattrs import Converter
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, typeddicts
+from cattrs import Converter, StructureHandlerNotFoundError, override
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from ._faults import (
     ANY_KEY,
+    MISSING,
     Misfit,
     Unstorable,
     UnstorableTypeError,
@@ -45,8 +47,12 @@ MAPPINGS: Final[dict[Any, type]] = {
     collections.abc.Mapping: dict,
     collections.OrderedDict: collections.OrderedDict,
 }
-# cattrs leaves types in the annotations of these functions open.
-_TYPED_DICTS: Final[Any] = typeddicts
+# What the markers of a TypedDict's key make of whether it is required.
+_KEY_MARKERS: Final[dict[str, Callable[[bool], bool]]] = {
+    "Required": lambda _required: True,
+    "NotRequired": lambda _required: False,
+    "ReadOnly": lambda required: required,
+}
 # A frozenset equals the set that it was.
 _ALSO_ACCEPTED: Final[dict[Any, tuple[type, ...]]] = {collections.abc.Set: (set, frozenset)}
 
@@ -164,7 +170,7 @@ def unstructure_array(declared: Any, converter: Converter) -> UnstructureHook:
 def _sort_key(item: Any) -> str:
     try:
         return write_json(item)
-    except (TypeError, ValueError):
+    except (Misfit, TypeError, ValueError):
         # It is found and reported by whoever walks the tree.
         return ""
 
@@ -278,22 +284,24 @@ def _resolved_hints(declared: type) -> dict[str, Any]:
         ) from error
 
 
-def _prepare_fields(declared: type) -> None:
-    """Resolve the annotations of a class where it keeps them, as `attrs.resolve_types` does."""
+def _prepared_fields(declared: type) -> tuple[Any, ...]:
+    """The fields of a class, whose annotations are resolved where the class keeps them."""
     hints = _resolved_hints(declared)
-    if attrs.has(declared):
-        attrs.resolve_types(declared, include_extras=True)
-        untyped = next((field.name for field in attrs.fields(declared) if field.type is None), None)
-        if untyped is not None:
-            raise UnstorableTypeError(f"{declared.__name__}.{untyped} has no type")
-    else:
+    if not attrs.has(declared):
         for field in dataclasses.fields(declared):
             field.type = hints[field.name]
+        return dataclasses.fields(declared)
+    attrs.resolve_types(declared, include_extras=True)
+    untyped = next((field.name for field in attrs.fields(declared) if field.type is None), None)
+    if untyped is not None:
+        raise UnstorableTypeError(f"{declared.__name__}.{untyped} has no type")
+    fields: tuple[Any, ...] = attrs.fields(declared)
+    return fields
 
 
 def structure_class(declared: Any, converter: Converter) -> StructureHook:
     """Make the hook for an attrs class or a dataclass; unknown keys are ignored."""
-    _prepare_fields(bare(declared))
+    _prepared_fields(bare(declared))
     structure_fields = make_dict_structure_fn(declared, converter, _cattrs_use_linecache=False)
 
     def structure(value: Any, _declared: Any) -> Any:
@@ -304,11 +312,27 @@ def structure_class(declared: Any, converter: Converter) -> StructureHook:
     return structure
 
 
+def _derived_fields(declared: type, converter: Converter) -> Iterator[str]:
+    """The fields that a class makes by itself, and that make two values of it different.
+
+    They are stored beside the others, and ignored when they are read; so a value that comes back
+    with others is noticed.
+    """
+    for field in _prepared_fields(declared):
+        counts = field.eq if attrs.has(declared) else field.compare
+        if not field.init and counts:
+            with contextlib.suppress(UnstorableTypeError, StructureHandlerNotFoundError):
+                converter.get_structure_hook(field.type)
+                yield field.name
+
+
 def unstructure_class(declared: Any, converter: Converter) -> UnstructureHook:
     """Make the hook for an attrs class or a dataclass; a subclass's fields would be lost."""
     origin = bare(declared)
-    _prepare_fields(origin)
-    unstructure_fields = make_dict_unstructure_fn(declared, converter, _cattrs_use_linecache=False)
+    overrides: Any = {name: override(omit=False) for name in _derived_fields(origin, converter)}
+    unstructure_fields = make_dict_unstructure_fn(
+        declared, converter, _cattrs_use_linecache=False, **overrides
+    )
 
     def unstructure(value: Any) -> Any:
         if value.__class__ is not origin:
@@ -318,35 +342,66 @@ def unstructure_class(declared: Any, converter: Converter) -> UnstructureHook:
     return unstructure
 
 
+@attrs.frozen
+class _Key:
+    """What a TypedDict says about one of its keys."""
+
+    declared: Any
+    required: bool
+
+
+def _typed_dict_keys(declared: type) -> dict[str, _Key]:
+    """The keys of a TypedDict, also where its annotations are strings.
+
+    Then Python does not see `NotRequired` when it makes `__required_keys__`, and cattrs neither.
+    """
+    by_default: frozenset[str] = getattr(declared, "__required_keys__", frozenset())
+    keys: dict[str, _Key] = {}
+    for name, hint in _resolved_hints(declared).items():
+        required = name in by_default
+        while (marker := _KEY_MARKERS.get(str(get_origin(hint)).rpartition(".")[2])) is not None:
+            required = marker(required)
+            (hint,) = get_args(hint)
+        keys[name] = _Key(hint, required)
+    return keys
+
+
 def structure_typed_dict(declared: Any, converter: Converter) -> StructureHook:
     """Make the hook for a TypedDict; unknown keys are ignored."""
-    names = frozenset(_resolved_hints(bare(declared)))
-    structure_keys = _TYPED_DICTS.make_dict_structure_fn(
-        declared, converter, _cattrs_use_linecache=False
-    )
+    keys = _typed_dict_keys(bare(declared))
+    hooks = {name: converter.get_structure_hook(key.declared) for name, key in keys.items()}
 
     def structure(value: Any, _declared: Any) -> Any:
         if value.__class__ is not dict:
             raise Misfit(f"expected an object, got {json_name(value)}")
-        structured = structure_keys(value, declared)
-        return {key: item for key, item in structured.items() if key in names}
+        entries: dict[str, Any] = {}
+        for name, key in keys.items():
+            if name not in value:
+                if key.required:
+                    raise Within(f".{name}", Misfit(MISSING))
+                continue
+            try:
+                entries[name] = hooks[name](value[name], key.declared)
+            except Exception as error:  # noqa: BLE001 - passed on with its place
+                raise Within(f".{name}", error) from None
+        return entries
 
     return structure
 
 
 def unstructure_typed_dict(declared: Any, converter: Converter) -> UnstructureHook:
-    """Make the hook for a TypedDict."""
-    name = bare(declared).__name__
-    unstructure_keys = _TYPED_DICTS.make_dict_unstructure_fn(
-        declared, converter, _cattrs_use_linecache=False
-    )
+    """Make the hook for a TypedDict; a missing key is noticed when it is structured back."""
+    hooks = {
+        name: converter.get_unstructure_hook(key.declared)
+        for name, key in _typed_dict_keys(bare(declared)).items()
+    }
+    type_of_it = type_name(declared)
 
     def unstructure(value: Any) -> Any:
         if not isinstance(value, dict):
-            return unexpected(name, value)
-        try:
-            return unstructure_keys(value)
-        except KeyError:
-            return Unstorable(f"a key that {name} requires is missing")
+            return unexpected(type_of_it, value)
+        if not value.keys() <= hooks.keys():
+            return Unstorable(f"it has a key that {type_of_it} does not declare")
+        return {name: hook(value[name]) for name, hook in hooks.items() if name in value}
 
     return unstructure

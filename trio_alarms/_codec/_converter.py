@@ -108,7 +108,7 @@ _SHAPES: Final = (
 
 
 def strict_converter() -> Converter:
-    """Make a converter of its own for one payload type."""
+    """Make a converter that coerces nothing; for one payload type, as it keeps what it has seen."""
     converter = Converter(structure_fallback_factory=_refuse_unknown)
     for shape in _SHAPES:
         structure, unstructure = shape.structure, shape.unstructure

@@ -24,6 +24,9 @@ _JSON_NAMES: Final[dict[type, str]] = {
 # Stands in a path for a key of a mapping.
 ANY_KEY: Final = "[…]"
 
+# Why a key does not fit that the declared type requires.
+MISSING: Final = "it is missing"
+
 _LONGEST_PATH: Final = 200
 
 
@@ -45,14 +48,6 @@ class Within(Exception):  # noqa: N818 - it says where an error is, and never le
     def __init__(self, step: str, error: Exception) -> None:
         super().__init__(step)
         self.step = step
-        self.error = error
-
-
-class UpgradeError(Exception):
-    """A definition's `upgrade` raised."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
         self.error = error
 
 
@@ -102,8 +97,6 @@ def explain(error: Exception) -> tuple[str, str, Exception]:
             note = _validation_note(error)
             steps.append(_step(note))
             missing = isinstance(note, AttributeValidationNote) and error.args == (note.name,)
-        elif isinstance(error, UpgradeError):
-            return "", f"`upgrade` raised {type(error.error).__name__}", error.error
         else:
             return shortened("".join(steps)), _reason(error, missing=missing), error
 
@@ -130,5 +123,5 @@ def _reason(error: Exception, *, missing: bool) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if missing and isinstance(error, KeyError):
-        return "it is missing"
+        return MISSING
     return f"it was refused with {type(error).__name__}"

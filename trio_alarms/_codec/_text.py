@@ -156,9 +156,8 @@ def _scalar_fault(value: object) -> str | None:
     if isinstance(value, str):
         return "it has a lone surrogate" if has_lone_surrogate(value) else None
     if isinstance(value, int):
-        return (
-            None if -_INTEGER_BOUND < value < _INTEGER_BOUND else "the integer has too many digits"
-        )
+        is_bounded = -_INTEGER_BOUND < value < _INTEGER_BOUND
+        return None if is_bounded else f"the integer has more than {MAX_INTEGER_DIGITS} digits"
     if isinstance(value, float):
         return None if math.isfinite(value) else "NaN and infinities are no JSON"
     if isinstance(value, Unstorable):

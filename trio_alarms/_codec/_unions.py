@@ -190,7 +190,11 @@ def _members(declared: Any) -> Iterator[Any]:
 def _plan(declared: Any) -> _Plan | None:
     """How to tell the members apart; None: the union is no narrower than plain JSON."""
     plan = _Plan(declared)
-    members = list(_members(declared))
+    members: list[Any] = []
+    for member in _members(declared):
+        # An alias may bring in a member that is there already.
+        if member not in members:
+            members.append(member)
     plain = [member for member in members if unwrap(member) in PLAIN]
     for member in members:
         if member not in plain:
