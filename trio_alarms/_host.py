@@ -14,7 +14,7 @@ from ._errors import (
     InvalidScheduleConfigurationError,
 )
 from ._model import AlarmDue, DispatchResult
-from ._names import require_name
+from ._names import MAX_HOST_NAME_LENGTH, require_name
 from ._nursery import BodyNursery
 from ._options import DispatchOptions
 from ._registrations import AlarmRegistration, AlarmService
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 CustomDispatcher: TypeAlias = "Callable[[AlarmHost], Awaitable[object]]"
 
-MAX_HOST_NAME_LENGTH: Final = 128
 _DEFAULT_CONFIGURATION: Final = ScheduleConfiguration()
 _DEFAULT_STORAGE: Final = StorageOptions()
 _DEFAULT_OPTIONS: Final = DispatchOptions()

@@ -12,8 +12,7 @@ import trio
 from ._clock import SystemClock
 from ._database import Gate, acquire_database, release_database
 from ._errors import InvalidAlarmRefError, StorageOperationError
-from ._host import MAX_HOST_NAME_LENGTH
-from ._names import require_name
+from ._names import MAX_HOST_NAME_LENGTH, require_name
 from ._storage_options import StorageOptions
 from ._store._effect_cf import drop_effect_cf, has_effect_cf_tables, read_effect_cf
 from ._store._files import database_uri, locate

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ._errors import AlarmError
 
 MAX_NAME_LENGTH: Final = 512
+MAX_HOST_NAME_LENGTH: Final = 128
 
 
 def require_name(

@@ -30,7 +30,7 @@ async def _alarm_harness() -> AsyncIterator[OpenHarness]:
     Takes the options of `open_test_host`. As many as wanted; all of them are closed at the end
     of the test, which also has to name pytest-trio's `mock_clock` or `autojump_clock`.
     """
-    from trio_alarms.testing._fixture import harness_factory  # noqa: PLC0415 - see the top
+    from ._fixture import harness_factory  # noqa: PLC0415 - see the top
 
     async with harness_factory() as open_harness:
         yield open_harness
@@ -38,7 +38,7 @@ async def _alarm_harness() -> AsyncIterator[OpenHarness]:
 
 def _alarm_clock() -> Callable[..., TrioClock]:
     """Make clocks: `alarm_clock(epoch=epoch)` is a `TrioClock` on the test's `MockClock`."""
-    from trio_alarms import TrioClock  # noqa: PLC0415 - see the top
+    from .._clock import TrioClock  # noqa: PLC0415 - see the top
 
     return TrioClock
 
