@@ -117,7 +117,7 @@ class Alarm(Generic[P]):
         self._codec = self._strict_codec()
 
     def __repr__(self) -> str:
-        return f"<Alarm {self._described}>"
+        return "<Alarm without a tag>" if self._tag is None else f"<Alarm {self._tag!r}>"
 
     @property
     def tag(self) -> str:
@@ -221,7 +221,7 @@ class Alarm(Generic[P]):
 
     @property
     def _described(self) -> str:
-        return "an Alarm without a tag" if self._tag is None else repr(self._tag)
+        return "an alarm without a tag" if self._tag is None else f"the alarm {self._tag!r}"
 
     def _strict_codec(self) -> PayloadCodec | None:
         """The codec that does without a converter; None: the type may need one."""
