@@ -87,8 +87,12 @@ class NativeAlarm:
                     " native alarm; schedule an alarm instead"
                 )
             _native.write(session.connection.raw, session.host, native_alarm, managed=False)
+            # Inside a transaction block it counts with that block's commit, or not at all.
+            session.after_commit(self._note_write)
 
         await self._writer.write(operation, name=name, asks_reconciliation=False)
+
+    def _note_write(self) -> None:
         self._writes += 1
         self._on_change()
 
