@@ -203,7 +203,7 @@ def _malformed(calendars: list[ComponentOutline], error: Exception) -> CalendarE
     for place in reversed(places):  # the innermost first
         if wrong := complaint(place.text()):
             return place.error(wrong)
-    return CalendarError(printable(f"it cannot be parsed: {error}"))
+    return CalendarError(f"it cannot be parsed: {error}")
 
 
 def _entry(component: Component, place: ComponentOutline, home: tzinfo) -> CalendarEntry:

@@ -18,6 +18,9 @@ _SHOWN_CHARACTERS = 60
 class CalendarError(Exception):
     """A calendar that cannot be read; the message is one line that says what is wrong and where."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 @attrs.frozen
 class PropertyLine:
@@ -70,7 +73,7 @@ class ComponentOutline:
     def error(self, message: str, at: PropertyLine | None = None) -> CalendarError:
         """An error at the line `at`, else at the line where the component begins."""
         number = self.line if at is None else at.number
-        return CalendarError(f"line {number}: {self.label()}: {printable(message)}")
+        return CalendarError(f"line {number}: {self.label()}: {message}")
 
     def label(self) -> str:
         """What the component is called in an error: its name, its UID, what it is part of."""

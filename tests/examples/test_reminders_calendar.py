@@ -378,6 +378,10 @@ MALFORMED = {
         calendar_text("END:VEVENT"),
         "line 3: VCALENDAR: it begins on line 1 and 'END:VEVENT' stands where END:VCALENDAR",
     ),
+    "a name that could steer a terminal": (
+        calendar_text("BEGIN:\x1b[31mRED", "END:RED"),
+        "line 4:  [31MRED: it begins on line 3 and 'END:RED' stands where END: [31MRED is expected",
+    ),
     "nested": (
         calendar_text(*["BEGIN:X-DEEP"] * 99),
         "line 13: BEGIN:X-DEEP nests more than 10 components",
