@@ -247,8 +247,7 @@ class Passes:
             async with self._host.enter_event() as scope:
                 await self._host.deliver_raw(scope)
             return
-        await self._wait_for_scopes(this)
-        if not this.native and not await self._host.has_due():
+        if not await self._may_begin(this):
             this.found_nothing = True
             return
         this.stage = Stage.ACQUIRING
@@ -259,24 +258,45 @@ class Passes:
             this.active = self._wakes.begin_pass(DEFAULT_CONFIGURATION.in_flight_recovery_ms)
             raise
         this.active = self._wakes.begin_pass(configuration.in_flight_recovery_ms)
-        await self._dispatch_in_event(this)
+        async with BodyNursery(unwrap=True) as nursery:
+            nursery.start_soon(self._warn_when_slow)
+            if self._host.has_driver:
+                first = saturated(self._writer.clock.now_ms() + configuration.in_flight_recovery_ms)
+                nursery.start_soon(self._keep_guard, first)
+            await self._dispatch_in_event(this)
+            nursery.cancel_scope.cancel()
+
+    async def _may_begin(self, this: Pass) -> bool:
+        """Wait until no scope is open; whether there is anything to do then (R22, R23)."""
+        while True:
+            await self._wait_for_scopes(this)
+            if not this.native and not await self._host.has_due():
+                return False
+            # One may have opened while it was looked whether anything is due.
+            if not self._wakes.scopes_open:
+                return True
 
     async def _wait_for_scopes(self, this: Pass) -> None:
         """Wait until no scope is open; a native delivery keeps the guard armed meanwhile (R22)."""
-        if this.native and self._wakes.scopes_open:
+        # The next scope may open while the wait for the last one is being left.
+        while self._wakes.scopes_open:
+            if not this.native:
+                await self._wakes.until_scopes_end()
+                continue
             await self._writer.write(nothing, name="deliver")
             async with BodyNursery(unwrap=True) as nursery:
                 nursery.start_soon(self._keep_guard)
                 await self._wakes.until_scopes_end()
                 nursery.cancel_scope.cancel()
-        await self._wakes.until_scopes_end()
 
-    async def _keep_guard(self) -> None:
+    async def _keep_guard(self, first: int = 0) -> None:
         """Commit the guard again whenever it falls due, until cancelled (R22, R50).
 
-        No alarm is rescued from a handler that lives.
+        No alarm is rescued from a handler that lives. Not before `first`: a pass that has not
+        committed anything yet has no guard.
         """
         clock = self._writer.clock
+        await clock.sleep_until_ms(first)
         while True:
             await clock.sleep_until_ms(self._wakes.guard_at)
             try:
@@ -316,17 +336,10 @@ class Passes:
         except InvalidScheduleConfigurationError:
             this.not_configured = True
             raise
-        async with (
-            self._wakes.deferring(self._writer, configuration),
-            BodyNursery(unwrap=True) as nursery,
-        ):
+        async with self._wakes.deferring(self._writer, configuration):
             this.stage = Stage.DISPATCHING
             this.began_dispatch = True
-            nursery.start_soon(self._warn_when_slow)
-            if self._host.has_driver:
-                nursery.start_soon(self._keep_guard)
             await self._host.dispatch_due(scope)
-            nursery.cancel_scope.cancel()
 
     async def _warn_when_slow(self) -> None:
         await trio.sleep(SLOW_PASS_SECONDS)
