@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .calendar_reminders import ReminderWeek
 
 EXIT_LOST = 1
-EXIT_BAD_INPUT = 2
-"""Also what argparse exits with."""
+EXIT_BAD_INPUT = 2  # what argparse exits with, too
+EXIT_INTERRUPTED = 130  # what shells report for Ctrl-C
 
 _READING_SECONDS = 10.0
 # For the process to start and to enrol, so that the first reminders are not late already.
@@ -166,6 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except CalendarError as error:
             print(f"error: {printable(str(path))}: {error}", file=sys.stderr)
             return EXIT_BAD_INPUT
+        except KeyboardInterrupt:
+            print("interrupted; the ringing process has been killed", file=sys.stderr)
+            return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -59,8 +59,13 @@ class RingingProcess:
         ]
 
     async def start(self) -> trio.Process:
-        """Start it; whoever starts it must wait for it or kill it."""
-        return await trio.lowlevel.open_process(self.command(), cwd=_PROJECT_ROOT)
+        """Start it; whoever starts it must wait for it or kill it.
+
+        It has a session of its own, so that Ctrl-C reaches only the one who started it.
+        """
+        return await trio.lowlevel.open_process(
+            self.command(), cwd=_PROJECT_ROOT, start_new_session=True
+        )
 
 
 def parse_command(arguments: Sequence[str]) -> RingingProcess:

@@ -55,7 +55,8 @@ class Timeline:
     def rang(self, ring: Ring, *, seconds: float, again: bool, late: bool) -> None:
         """A reminder rang, `seconds` after the start of the demo."""
         announcement = ring.announcement
-        line = Text(f"{seconds:5.1f} s  ", style="dim")
+        line = Text()
+        line.append(f"{seconds:5.1f} s  ", style="dim")
         line.append(_local_time(announcement), style="cyan")
         line.append(f"  {announcement.time_zone:<18} ", style="dim")
         line.append(announcement.title, style="bold")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -344,16 +345,24 @@ def test_the_demo_loses_nothing_through_a_kill(tmp_path: Path) -> None:
 def test_a_row_that_is_removed_is_reported_as_lost(tmp_path: Path) -> None:
     """Evidence is the log: an alarm that vanished from the table is lost, and the exit code 1."""
     demo = run_demo("--seconds", "6", "--directory", str(tmp_path / "kept"))
-    reader = RingLogReader(tmp_path / "kept" / "rings.log")
-    give_up = time.monotonic() + DEMO_SECONDS
-    while not any(isinstance(record, Enrolment) for record in reader.new_records()):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
+    wait_for_enrolment(tmp_path / "kept")
     assert remove_alarm(tmp_path / "kept" / "reminders.db", LAST_OF_THE_SAMPLE) == 1
     output, errors = demo.communicate(timeout=DEMO_SECONDS)
     assert (demo.returncode, errors) == (1, "")
     assert "\nrung: 51\n" in output
     assert output.endswith("\nlost: 1\n  Thu 02 Apr 19:00 +02:00  Yoga (summer hours)\n")
+
+
+def wait_for_enrolment(directory: Path) -> Enrolment:
+    """Wait until the demo that keeps its files there has enrolled the calendar."""
+    reader = RingLogReader(directory / "rings.log")
+    give_up = time.monotonic() + DEMO_SECONDS
+    while time.monotonic() < give_up:
+        for record in reader.new_records():
+            if isinstance(record, Enrolment):
+                return record
+        time.sleep(0.02)
+    raise TimeoutError
 
 
 def remove_alarm(database: Path, alarm_id: str) -> int:
@@ -384,6 +393,19 @@ def test_hundreds_of_reminders_end_in_time(tmp_path: Path) -> None:
     assert "\nexpected: 600\nrung: 600\n" in output
     assert "SIGKILL" in output
     assert output.endswith("\nlost: 0\n")
+
+
+@pytest.mark.real_time
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C ends the demo without a traceback and takes the ringing process along."""
+    demo = run_demo("--directory", str(tmp_path / "kept"))
+    enrolment = wait_for_enrolment(tmp_path / "kept")
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=DEMO_SECONDS)
+    assert demo.returncode == 130
+    assert errors == "interrupted; the ringing process has been killed\n"
+    with pytest.raises(ProcessLookupError):
+        os.kill(enrolment.process, 0)
 
 
 def test_a_malformed_calendar_ends_the_command_with_one_line(
