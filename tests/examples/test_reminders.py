@@ -32,7 +32,12 @@ from examples.reminders.ring_log import (
     open_ring_log,
 )
 from examples.reminders.ringing_process import RingingProcess, parse_command
-from examples.reminders.ringing_service import Reminders, enrol, ringing_into
+from examples.reminders.ringing_service import (
+    Reminders,
+    accelerated_configuration,
+    enrol,
+    ringing_into,
+)
 from examples.reminders.sample import SAMPLE, SAMPLE_FIRST_DAY
 from examples.reminders.supervisor import Supervisor
 from examples.reminders.tally import Tally
@@ -300,6 +305,14 @@ async def test_enrolling_is_all_or_nothing_and_happens_once(tmp_path: Path) -> N
             assert len(await host.scheduler.list_alarms()) == 51
             other_week = attrs.evolve(week, first_day=date(2026, 4, 3))
             assert await enrol(host, other_week) == 52
+
+
+def test_the_policy_counts_in_the_clock_s_own_time() -> None:
+    """Guards and retries take as long for real as they do without the acceleration (R1, R18)."""
+    policy = accelerated_configuration(43_200)
+    assert policy.in_flight_recovery == 43_200
+    assert policy.minimum_retry_delay == 43_200
+    assert accelerated_configuration(1).parked_retry_delay == 3600
 
 
 # The command
