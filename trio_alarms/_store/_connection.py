@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 T = TypeVar("T")
+_Opened = TypeVar("_Opened", sqlite3.Cursor, sqlite3.Blob)
 
 # What a statement of the application's can raise: SQLite's errors, and those of Python's binding
 # for values that it cannot pass on (an int over 64 bits, a lone surrogate, a wrong type).
@@ -42,10 +44,10 @@ _READING_KEYWORDS: Final = frozenset({"SELECT", "WITH", "VALUES", "EXPLAIN", "PR
 _FIRST_KEYWORD: Final = re.compile(
     r"(?:[\s;\ufeff]|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z))*([A-Za-z]*)", re.DOTALL
 )
-_SAVEPOINT_STATEMENT: Final = re.compile(
-    r"(SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+TRANSACTION)?\s+TO(?:\s+SAVEPOINT)?)"
-    r"\s+[\"'`\[]?(.+?)[\"'`\]]?\s*;?\s*\Z",
-    re.IGNORECASE | re.DOTALL,
+# The words and quoted names of a statement, with everything between them left out.
+_WORD: Final = re.compile(
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[\w$]+)""",
+    re.DOTALL,
 )
 
 _OUR_SAVEPOINT: Final = "trio_alarms_savepoint"
@@ -77,6 +79,48 @@ def _primary_code(error: BaseException | None) -> int | None:
     return None if code is None else code & 0xFF
 
 
+class _RawConnection(sqlite3.Connection):
+    """Knows what a function of the application's opens on it, so that none of it outlives the call.
+
+    An unfinished `SELECT` keeps its snapshot, after which nothing can be written once another
+    process has committed; an unfinished `INSERT … RETURNING` keeps every commit from happening.
+    """
+
+    # What was opened since `opened_are_closed` began; `None` outside of it.
+    _opened: weakref.WeakSet[sqlite3.Cursor | sqlite3.Blob] | None = None
+
+    @contextmanager
+    def opened_are_closed(self) -> Iterator[None]:
+        """Close, on leaving, every cursor and blob that the body has opened."""
+        opened = self._opened = weakref.WeakSet()
+        try:
+            yield
+        finally:
+            self._opened = None
+            for each in list(opened):
+                each.close()
+
+    def cursor(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._noted(super().cursor(*arguments, **keywords))
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        return self._noted(super().execute(*arguments))
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        return self._noted(super().executemany(*arguments))
+
+    def executescript(self, *arguments: Any) -> sqlite3.Cursor:
+        return self._noted(super().executescript(*arguments))
+
+    def blobopen(self, *arguments: Any, **keywords: Any) -> sqlite3.Blob:
+        return self._noted(super().blobopen(*arguments, **keywords))
+
+    def _noted(self, opened: _Opened) -> _Opened:
+        if self._opened is not None:
+            self._opened.add(opened)
+        return opened
+
+
 class Connection:
     """A connection whose transaction is controlled by us alone.
 
@@ -86,7 +130,7 @@ class Connection:
     application are looked at before they are sent as well.
     """
 
-    def __init__(self, raw: sqlite3.Connection) -> None:
+    def __init__(self, raw: _RawConnection) -> None:
         self.raw = raw
         # Invariant: true only while one of our own control statements runs.
         self._controlling = False
@@ -128,11 +172,17 @@ class Connection:
     def undo(self) -> None:
         """Undo what was done since the innermost savepoint, and close it.
 
-        Nothing is left to undo where SQLite has rolled back the transaction by itself.
+        Nothing is left to undo where SQLite has rolled back the transaction by itself. Where it
+        cannot be undone, all of the transaction is: never is more kept than was asked for.
         """
-        if self.raw.in_transaction:
+        if not self.raw.in_transaction:
+            return
+        try:
             self._control(f"ROLLBACK TO {_OUR_SAVEPOINT} /* trio_alarms */")
             self.release()
+        except sqlite3.Error:
+            self.rollback()
+            raise
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -140,11 +190,11 @@ class Connection:
         self.savepoint()
         try:
             yield
+            if self.raw.in_transaction:
+                self.release()
         except BaseException:
             self.undo()
             raise
-        if self.raw.in_transaction:
-            self.release()
 
     def execute(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement of the application's."""
@@ -183,15 +233,20 @@ class Connection:
         """Call a function of the application's inside a savepoint of ours (R10).
 
         What it raises passes unchanged, and all that it changed is undone. A savepoint that it
-        leaves open undoes it too.
+        leaves open undoes it too. Once SQLite has rolled back by itself, no statement runs.
         """
+        raw = self.raw
         open_names: list[str] = []
 
         def follow(statement: str) -> None:
+            if not raw.in_transaction:
+                # SQLite has rolled back by itself, and the function goes on: what it writes now
+                # would be committed at once, statement by statement.
+                raw.interrupt()
             _follow_savepoints(open_names, statement)
 
         with self.atomic():
-            with self._settings_kept():
+            with self._settings_kept(), raw.opened_are_closed():
                 self._savepoints_allowed = True
                 self.raw.set_trace_callback(follow)
                 try:
@@ -222,7 +277,9 @@ class Connection:
         if action == sqlite3.SQLITE_TRANSACTION:
             self._refused = f"{first or 'transaction control'}"
             return sqlite3.SQLITE_DENY
-        if action == sqlite3.SQLITE_SAVEPOINT and not self._savepoints_allowed:
+        if action == sqlite3.SQLITE_SAVEPOINT and not (
+            self._savepoints_allowed and (second or "").lower() != _OUR_SAVEPOINT
+        ):
             self._refused = f"{first or ''} SAVEPOINT".strip()
             return sqlite3.SQLITE_DENY
         if (
@@ -279,6 +336,7 @@ def open_writer(
         isolation_level=None,
         check_same_thread=False,
         cached_statements=_CACHED_STATEMENTS,
+        factory=_RawConnection,
     )
     try:
         raw.execute(f"PRAGMA synchronous = {synchronous}")
@@ -315,6 +373,7 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
         isolation_level=None,
         check_same_thread=False,
         cached_statements=_CACHED_STATEMENTS,
+        factory=_RawConnection,
     )
     try:
         raw.execute("PRAGMA query_only = 1")
@@ -344,21 +403,27 @@ def _refusal(what: str, operation: str) -> StorageOperationError:
 def _follow_savepoints(open_names: list[str], statement: str) -> None:
     """Keep the stack of savepoints that the statements so far have left open."""
     # Most statements are neither; a look at the first letter spares them the pattern.
-    if statement.lstrip()[:1].upper() not in {"S", "R", "-", "/"}:
+    if statement.lstrip()[:1].upper() not in {"S", "R", "-", "/", ";"}:
         return
-    if first_keyword(statement) not in {"SAVEPOINT", "RELEASE", "ROLLBACK"}:
+    words = [word for word in _WORD.findall(statement) if word]
+    if len(words) < 2 or words[0].upper() not in {"SAVEPOINT", "RELEASE", "ROLLBACK"}:
         return
-    begin = _FIRST_KEYWORD.match(statement)
-    start = 0 if begin is None else begin.start(1)
-    match = _SAVEPOINT_STATEMENT.match(statement, start)
-    if match is None:
-        return
-    verb, name = match.group(1).upper(), match.group(2).casefold()
+    verb, name = words[0].upper(), _savepoint_name(words[-1])
     if verb == "SAVEPOINT":
         open_names.append(name)
         return
     if name not in open_names:
         return
     position = len(open_names) - 1 - open_names[::-1].index(name)
-    keep = position if verb.startswith("RELEASE") else position + 1
+    keep = position if verb == "RELEASE" else position + 1
     del open_names[keep:]
+
+
+def _savepoint_name(word: str) -> str:
+    """A name as SQLite compares it: without its quotes, ASCII letters in lower case."""
+    quote = word[0]
+    if quote in "\"'`":
+        word = word[1:-1].replace(quote * 2, quote)
+    elif quote == "[":
+        word = word[1:-1]
+    return word.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")
