@@ -74,6 +74,18 @@ class Days(enum.Flag):
     TUESDAY = 2
 
 
+class Ratio(float, enum.Enum):
+    HALF = 0.5
+
+
+class Token(str):
+    __slots__ = ()
+
+
+class Photo(bytes):
+    __slots__ = ()
+
+
 class Shades(enum.Enum):
     GREY = (1, 2)
 
@@ -185,6 +197,8 @@ ROUND_TRIPS: list[tuple[Any, Any, str]] = [
     (Level, Level.HIGH, "2"),
     (Kind, Kind.MAIL, '"mail"'),
     (Days, Days.MONDAY | Days.TUESDAY, "3"),
+    (Ratio, Ratio.HALF, "0.5"),
+    (Token, Token("t"), '"t"'),
     (Literal["a", 1, Colour.RED], Colour.RED, '"red"'),
     (Literal[1, True], True, "true"),
     (UserId, UserId("u"), '"u"'),
@@ -364,6 +378,9 @@ MISFITS: list[tuple[Any, Any, str]] = [
     (Options, {"colours": []}, "payload.limit: it is missing"),
     (Options, {"limit": 1, "SECRET": 1}, "payload: it has a key that Options does not declare"),
     (Options, {"colours": [], "limit": "x"}, "payload.limit: expected an integer, got a string"),
+    (Options, [1], "payload: expected Options, got list"),
+    (UUID, "SECRET", "payload: expected UUID, got str"),
+    (Photo, Photo(b"x"), "payload: Photo has no JSON form; declare bytes"),
     (Point, (1, Colour.RED), "payload: expected Point, got tuple"),
     (Node, Node(1, Node("SECRET")), "payload.child.value: expected an integer, got a string"),  # type: ignore[arg-type]  # the case tested
     (

@@ -9,7 +9,6 @@ what they are given in both directions. Structuring raises `Misfit`; unstructuri
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias, get_origin
@@ -43,10 +42,6 @@ def _fixed(hook: Callable[..., Any]) -> HookFactory:
     return lambda _declared, _converter: hook
 
 
-def _is_enum(declared: Any) -> bool:
-    return isinstance(declared, type) and issubclass(declared, enum.Enum)
-
-
 # Where two of them fit, the later one counts.
 _SHAPES: Final = (
     Shape(containers.is_other_collection, containers.refuse, containers.refuse),
@@ -73,13 +68,8 @@ _SHAPES: Final = (
         lambda declared, _converter: scalars.unstructure_text_form(declared),
     ),
     Shape(
-        lambda declared: declared is float,
-        _fixed(scalars.structure_float),
-        _fixed(scalars.unstructure_float),
-    ),
-    Shape(
-        _is_enum,
-        lambda declared, _converter: scalars.structure_enum(declared),
+        scalars.is_enum,
+        _fixed(scalars.structure_member),
         lambda declared, _converter: scalars.unstructure_enum(declared),
     ),
     Shape(
@@ -121,6 +111,7 @@ def strict_converter() -> Converter:
     for kind in (bool, int, str):
         converter.register_structure_hook(kind, scalars.structure_scalar(kind))
     converter.register_structure_hook(float, scalars.structure_float)
+    converter.register_unstructure_hook(float, scalars.unstructure_float)
     for kind in (bytes, Path):
         converter.register_structure_hook(kind, scalars.structure_text_form(kind))
         converter.register_unstructure_hook(kind, scalars.unstructure_text_form(kind))

@@ -50,7 +50,7 @@ def structure_scalar(kind: type) -> StructureHook:
             raise Misfit(f"expected {expected}, got {json_name(value)}")
         if declared is kind:
             return value
-        return structure_member(value, declared) if _is_enum(declared) else declared(value)
+        return structure_member(value, declared) if is_enum(declared) else declared(value)
 
     return structure
 
@@ -66,7 +66,7 @@ def structure_float(value: Any, declared: Any) -> Any:
         raise Misfit(f"expected a number, got {json_name(value)}")
     if declared is float:
         return value
-    return structure_member(value, declared) if _is_enum(declared) else declared(value)
+    return structure_member(value, declared) if is_enum(declared) else declared(value)
 
 
 def unstructure_float(value: Any) -> Any:
@@ -192,7 +192,8 @@ def unstructure_text_form(kind: type) -> UnstructureHook:
     return unstructure
 
 
-def _is_enum(declared: Any) -> bool:
+def is_enum(declared: Any) -> bool:
+    """Whether a declared type is an enum."""
     return isinstance(declared, type) and issubclass(declared, enum.Enum)
 
 
@@ -209,11 +210,6 @@ def structure_member(value: Any, declared: Any) -> Any:
         ):
             return member
     raise Misfit(f"expected the value of a member of {declared.__name__}")
-
-
-def structure_enum(_declared: type[enum.Enum]) -> StructureHook:
-    """Make the hook for an enum."""
-    return structure_member
 
 
 def unstructure_enum(declared: type[enum.Enum]) -> UnstructureHook:

@@ -36,6 +36,7 @@ from ._scalars import (
     StructureHook,
     UnstructureHook,
     identity,
+    is_enum,
     literal_values,
     structure_any,
 )
@@ -93,7 +94,7 @@ class _Plan:
         base = unwrap(member)
         if is_class(base):
             self._add_class(member, bare(base))
-        elif isinstance(base, type) and issubclass(base, enum.Enum):
+        elif is_enum(base):
             self._add_enum(member, base)
         elif get_origin(base) is Literal:
             self._add_literal(member, base)
