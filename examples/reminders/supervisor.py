@@ -65,7 +65,7 @@ class Supervisor:
         """
         with trio.move_on_after(_LONGEST_RUN_SECONDS):
             async with _running(self._process) as first:
-                await self._watch(first, until=self._is_half_way)
+                await self._watch(first, until=lambda: self._is_half_way() or self._is_overdue())
                 was_running = first.poll() is None
                 first.kill()
                 await first.wait()
