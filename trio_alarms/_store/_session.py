@@ -49,9 +49,17 @@ class Committed:
 
 
 @attrs.frozen
+class _Before:
+    """An alarm as it was before this transaction first touched it."""
+
+    revision: bytes | None = None
+    parked: bool = False
+
+
+@attrs.frozen
 class _Mark:
-    parked: int
     callbacks: int
+    asks_reconciliation: bool
 
 
 class CommitProbe:
@@ -93,12 +101,13 @@ class Session:
         self.in_hand: Mapping[AlarmRef, bytes] = {}
         self.asks_reconciliation = False
         self._probe = probe
-        self._parked: list[AlarmRef] = []
         self._callbacks: list[Callable[[], None]] = []
         self._changes_before = 0
-        # The last alarm written and its revision, `None` for a deletion: durable exactly when
-        # the whole transaction is.
-        self._witness: tuple[AlarmRef, bytes | None] | None = None
+        # Invariant: nothing is ever forgotten here. What a savepoint undoes is found to be as it
+        # was before when the rows are read again at the commit.
+        self._before: dict[AlarmRef, _Before] = {}
+        # Those of them that were not parked before and have been since, in order.
+        self._parked: dict[AlarmRef, None] = {}
 
     def begin(self) -> None:
         """Begin; raises SQLite's busy error while another process writes."""
@@ -116,17 +125,16 @@ class Session:
 
     def put(self, existing: AlarmRow | None, row: AlarmRow) -> None:
         """Write the row over the existing one."""
+        self._touch(row.ref, existing)
         _alarms.write(self.connection.raw, self.host, row)
-        self._witness = (row.ref, row.revision)
-        if row.parked and not (existing is not None and existing.parked):
-            self._parked.append(row.ref)
+        if row.parked and not self._before[row.ref].parked:
+            self._parked[row.ref] = None
 
     def remove(self, ref: AlarmRef) -> bool:
         """Delete the row; whether there was one."""
-        removed = _alarms.delete(self.connection.raw, self.host, ref)
-        if removed:
-            self._witness = (ref, None)
-        return removed
+        if ref not in self._before:
+            self._touch(ref, self.read(ref))
+        return _alarms.delete(self.connection.raw, self.host, ref)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the loop once this transaction has committed."""
@@ -139,12 +147,12 @@ class Session:
 
     def mark(self) -> _Mark:
         """Remember what was noted so far, for `forget_since`."""
-        return _Mark(len(self._parked), len(self._callbacks))
+        return _Mark(len(self._callbacks), self.asks_reconciliation)
 
     def forget_since(self, mark: _Mark) -> None:
         """Forget what was noted since, as the rows themselves were undone."""
-        del self._parked[mark.parked :]
         del self._callbacks[mark.callbacks :]
+        self.asks_reconciliation = mark.asks_reconciliation
 
     def commit(self, reconciliation: _native.Reconciliation | None) -> Committed:
         """Reconcile where that was asked for, and commit; a failure rolls everything back."""
@@ -153,32 +161,51 @@ class Session:
             if self.asks_reconciliation and reconciliation is not None:
                 change = _native.reconcile(self.connection.raw, self.host, reconciliation)
             parked = self._newly_parked()
-            probed = self._probe_before_commit()
+            witness = self._witness()
+            probed = self._probe_before_commit() if witness is None else None
         except BaseException:
             self.connection.rollback()
             raise
-        self._commit(probed)
+        self._commit(witness, probed)
         return Committed(change, parked)
 
     def rollback(self) -> None:
         """Undo all of it."""
         self.connection.rollback()
 
+    def _touch(self, ref: AlarmRef, existing: AlarmRow | None) -> None:
+        if ref not in self._before:
+            self._before[ref] = (
+                _Before() if existing is None else _Before(existing.revision, existing.parked)
+            )
+
     def _newly_parked(self) -> tuple[AlarmParked, ...]:
         """Those that this transaction parked and that are still parked, each once (R16)."""
-        rows = [self.read(ref) for ref in dict.fromkeys(self._parked)]
+        rows = [self.read(ref) for ref in self._parked]
         return tuple(
             AlarmParked(attempts=row.attempts, retry_at=instant_from_ms(row.wake_at))
             for row in rows
             if row is not None and row.parked
         )
 
+    def _witness(self) -> tuple[AlarmRef, bytes | None] | None:
+        """An alarm whose revision is the one given (`None`: it is gone) once this is durable.
+
+        One that really changes: an alarm that was scheduled and cancelled again proves nothing.
+        """
+        for ref, before in reversed(self._before.items()):
+            row = self.read(ref)
+            revision = None if row is None else row.revision
+            if revision != before.revision:
+                return ref, revision
+        return None
+
     def _probe_before_commit(self) -> int | None:
         """What to compare a doubtful commit with, where no alarm can tell."""
         changed = self.connection.raw.total_changes != self._changes_before
-        return self._probe.data_version() if changed and self._witness is None else None
+        return self._probe.data_version() if changed else None
 
-    def _commit(self, probed: int | None) -> None:
+    def _commit(self, witness: tuple[AlarmRef, bytes | None] | None, probed: int | None) -> None:
         try:
             self.connection.commit()
         except sqlite3.Error as error:
@@ -186,9 +213,9 @@ class Session:
             if self.connection.in_transaction:
                 self.connection.rollback()
                 raise
-            if (error.sqlite_errorcode & 0xFF) not in _IN_DOUBT:
+            if (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _IN_DOUBT:
                 raise
-            landed = self._landed(probed)
+            landed = self._landed(witness, probed)
             if landed is None:
                 raise StorageOperationError(
                     f"commit: {error}; whether it took place could not be found out",
@@ -198,11 +225,13 @@ class Session:
             if not landed:
                 raise
 
-    def _landed(self, probed: int | None) -> bool | None:
+    def _landed(
+        self, witness: tuple[AlarmRef, bytes | None] | None, probed: int | None
+    ) -> bool | None:
         """Whether the commit is durable; `None` where even that cannot be read."""
         try:
-            if self._witness is not None:
-                ref, revision = self._witness
+            if witness is not None:
+                ref, revision = witness
                 return self._probe.revision(self.host, ref) == revision
             # A changed number may be another process's commit, so it proves nothing.
             return False if self._probe.data_version() == probed else None
