@@ -118,5 +118,5 @@ async def serve(
         enrolled = await enrol(host, week)
         log.append(Enrolment(os.getpid(), enrolled))
         # The table has no event to wait for: other hosts and processes may change it too.
-        while not until_all_have_rung or await host.scheduler.list_alarms(limit=1):  # noqa: ASYNC110
+        while not until_all_have_rung or await host.scheduler.list_alarms(limit=1):  # noqa: ASYNC110 - a table sets no event
             await trio.sleep(_TABLE_CHECK_SECONDS)

@@ -250,6 +250,7 @@ class Puppet(RingingProcess):
         return [python, "-c", PUPPET, self.behaviour, *arguments]
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("behaviour", "rung", "twice", "lost"),
     [
@@ -268,7 +269,7 @@ async def test_the_supervisor_counts_what_the_log_says(
     output = io.StringIO()
     clock = AcceleratedClock.starting_at(week.span.end, 40_000)
     puppet = Puppet(SAMPLE, SAMPLE_FIRST_DAY, clock, tmp_path, behaviour=behaviour)
-    supervisor = Supervisor(puppet, tally, Timeline(Console(file=output)), patience=0.5)
+    supervisor = Supervisor(puppet, tally, Timeline(Console(file=output)), patience=3)
     with trio.fail_after(DEMO_SECONDS):
         await supervisor.ring_through_a_kill()
     counts = (len(tally.rung), len(tally.rung_twice), len(tally.lost))
