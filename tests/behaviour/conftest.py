@@ -117,7 +117,7 @@ def open_world(
     alarm_harness: Callable[..., Awaitable[AlarmHarness]],
     tmp_path: Path,
 ) -> OpenWorld:
-    """`world = await open_world(alarms=…)`, with any option of `open_test_host`.
+    """Open worlds: `world = await open_world(alarms=registration)`.
 
     The test itself has to name `mock_clock` or `autojump_clock`: pytest-trio looks no further.
     """
