@@ -53,14 +53,15 @@ class State:
         }[side]
 
     def svg(self) -> str:
-        """The box with its two lines of text."""
+        """The box with its one or two lines of text."""
         left, top = self.x - BOX_WIDTH / 2, self.y - BOX_HEIGHT / 2
+        name_y = self.y - 5 if self.remark else self.y + 4
+        remark = f'<text x="{self.x:g}" y="{self.y + 13:g}">{escape(self.remark)}</text>\n'
         return (
             f'<rect class="box {self.kind}" x="{left:g}" y="{top:g}" width="{BOX_WIDTH}"'
             f' height="{BOX_HEIGHT}" rx="9"/>\n'
-            f'<text class="name" x="{self.x:g}" y="{self.y - 5:g}">{escape(self.name)}</text>\n'
-            f'<text x="{self.x:g}" y="{self.y + 13:g}">{escape(self.remark)}</text>\n'
-        )
+            f'<text class="name" x="{self.x:g}" y="{name_y:g}">{escape(self.name)}</text>\n'
+        ) + (remark if self.remark else "")
 
 
 @attrs.frozen
@@ -111,16 +112,27 @@ def automatic_alarm() -> str:
         ),
         Arrow((waiting.side("left", 12), absent.side("right", 12)), "cancel", (260, 98)),
         Arrow((waiting.side("right"), due.side("left")), "time passes", (560, 62)),
-        Arrow((due.side("bottom"), in_hand.side("top")), "a pass re-reads it", (722, 152), "start"),
+        Arrow(
+            (due.side("bottom", -30), in_hand.side("top", -30)),
+            "a pass re-reads it",
+            (672, 152),
+            "end",
+        ),
+        Arrow(
+            (in_hand.side("top", 30), due.side("bottom", 30)),
+            "cancelled, or crash: as\nit was, not charged",
+            (748, 145),
+            "start",
+        ),
         Arrow(
             (in_hand.side("left", -8), (110, 222), absent.side("bottom")),
-            "returned, one-shot: acknowledged",
-            (240, 214),
+            "a one-shot: returned, or failed and skipped",
+            (250, 214),
         ),
         Arrow(
             (in_hand.side("left", 8), (430, 238), waiting.side("bottom", 20)),
-            "returned, repeat: next occurrence\nor scheduled anew, from outside",
-            (424, 138),
+            "a repeat: next occurrence; or\nscheduled anew: from outside,\nor with progress",
+            (424, 130),
             "end",
         ),
         Arrow(
@@ -130,19 +142,19 @@ def automatic_alarm() -> str:
         ),
         Arrow(
             (in_hand.side("bottom"), parked.side("top")),
-            "the same, and the budget of\nattempts is used up",
+            "the same, with the last\nattempt of its budget",
             (722, 305),
             "start",
         ),
         Arrow(
             (backing_off.side("left"), (20, 390), (20, 20), (690, 20), due.side("top", -20)),
-            "retry_at passes",
+            "time passes",
             (180, 382),
         ),
         Arrow(
             (parked.side("right"), (930, 390), (930, 70), due.side("right")),
             "an hour passes",
-            (922, 230),
+            (922, 270),
             "end",
         ),
     ]
@@ -162,7 +174,9 @@ def manual_alarm() -> str:
     due = State(710, 70, "due", "wake_at not after now")
     in_flight = State(710, 230, "in flight", "moved by 1 s, in hand", "held")
     arrows = [
-        Arrow((absent.side("right", -12), waiting.side("left", -12)), "schedule", (260, 50)),
+        Arrow(
+            (absent.side("right", -12), waiting.side("left", -12)), "schedule, ensure", (260, 50)
+        ),
         Arrow((waiting.side("left", 12), absent.side("right", 12)), "cancel", (260, 98)),
         Arrow((waiting.side("right"), due.side("left")), "time passes", (560, 62)),
         Arrow(
@@ -178,13 +192,13 @@ def manual_alarm() -> str:
         ),
         Arrow(
             (in_flight.side("left", 8), (430, 238), waiting.side("bottom", 20)),
-            "its handler schedules it,\nor leaves it: an hour",
+            "its handler schedules it; or\nreturns or fails: in an hour",
             (424, 145),
             "end",
         ),
         Arrow(
             (in_flight.side("right"), (840, 230), (840, 70), due.side("right")),
-            "crash: due again\nin 1 s",
+            "pass cancelled,\nor crash: in 1 s",
             (850, 145),
             "start",
         ),
@@ -200,10 +214,12 @@ def alarm_pass() -> str:
     waiting = State(420, 70, "waiting", "for defer_wakes scopes")
     acquiring = State(720, 70, "acquiring", "enters the event scope")
     dispatching = State(720, 230, "dispatching", "guarded; handlers run", "held")
-    closing = State(270, 230, "closing", "shielded, bounded")
+    closing = State(330, 230, "closing", "shielded")
     arrows = [
         Arrow(
-            (idle.side("right"), waiting.side("left")), "a delivery, or\nsomething due", (270, 47)
+            (idle.side("right"), waiting.side("left")),
+            "a delivery, or a\ncheck after an event",
+            (270, 47),
         ),
         Arrow((waiting.side("right"), acquiring.side("left")), "no scope is open", (570, 62)),
         Arrow(
@@ -214,18 +230,24 @@ def alarm_pass() -> str:
         ),
         Arrow(
             (dispatching.side("left"), closing.side("right")),
-            "handlers done or cancelled; the event scope is left",
-            (495, 222),
+            "handlers done, failed or cancelled;\nthe event scope is left",
+            (525, 247),
         ),
         Arrow(
-            (acquiring.side("bottom", -50), (670, 145), (310, 145), closing.side("top", 40)),
-            "it failed: nothing is charged, the guard backs off",
-            (500, 163),
+            (acquiring.side("bottom", -50), (670, 145), (390, 145), closing.side("top", 60)),
+            "it failed: nothing is charged, and\nthe next try is held back",
+            (530, 163),
+        ),
+        Arrow(
+            (waiting.side("bottom", -60), closing.side("top", 30)),
+            "nothing due,\nor cancelled",
+            (352, 117),
+            "end",
         ),
         Arrow(
             (closing.side("left"), (120, 230), idle.side("bottom")),
-            "native alarm := earliest\nwake_at; joiners go on",
-            (132, 150),
+            "native alarm := earliest wake_at;\nwho has joined goes on",
+            (132, 160),
             "start",
         ),
     ]
