@@ -352,14 +352,14 @@ def _checked_settings(
     dispatcher: Any = alarms
     if isinstance(alarms, AlarmRegistration):
         registration, dispatcher = alarms, None
-    for parameter, function in (
-        ("alarms", dispatcher),
-        ("raw_alarm", raw_alarm),
-        ("reporter", reporter),
+    for parameter, function, allowed in (
+        ("alarms", dispatcher, "an AlarmRegistration or an async function"),
+        ("raw_alarm", raw_alarm, "an async function"),
+        ("reporter", reporter, "an async function"),
     ):
         if function is not None and is_plainly_synchronous(function):
             raise InvalidScheduleConfigurationError(
-                f"{parameter} must be an async function, not {describe(function)}"
+                f"{parameter} must be {allowed}, not {describe(function)}"
             )
     if not (event_scope is None or callable(event_scope)):
         raise InvalidScheduleConfigurationError(

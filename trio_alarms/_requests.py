@@ -9,7 +9,11 @@ import attrs
 from ._arguments import describe, require_integer
 from ._codec import encode_json
 from ._definitions import Alarm
-from ._errors import InvalidAlarmRefError, InvalidRepeatEveryError
+from ._errors import (
+    InvalidAlarmRefError,
+    InvalidAlarmRegistrationError,
+    InvalidRepeatEveryError,
+)
 from ._model import AlarmRef, Lifecycle
 from ._names import require_name
 from ._rules import ScheduleRequest
@@ -50,8 +54,7 @@ class AlarmView:
         """The tag that an argument `alarm` names."""
         definition = _definition(alarm)
         if definition is not None:
-            self._require_own(definition)
-            return definition.tag
+            return self._tag_of(definition)
         if self.alarms is not None:
             raise InvalidAlarmRefError(
                 f"alarm must be one of the definitions of {self.service!r}, not"
@@ -98,12 +101,17 @@ class AlarmView:
             payload=encode(given.payload, max_bytes=max_bytes),
         )
 
-    def _require_own(self, alarm: Alarm[Any]) -> None:
-        if self.alarms is not None and self.alarms.get(alarm.tag) is not alarm:
+    def _tag_of(self, alarm: Alarm[Any]) -> str:
+        try:
+            tag = alarm.tag
+        except InvalidAlarmRegistrationError as error:
+            raise InvalidAlarmRefError(f"alarm must be a definition with a tag; {error}") from error
+        if self.alarms is not None and self.alarms.get(tag) is not alarm:
             raise InvalidAlarmRefError(
-                f"alarm {alarm.tag!r} is not a definition of the service {self.service!r}, which"
-                f" has {', '.join(map(repr, sorted(self.alarms)))}"
+                f"alarm {tag!r} is not a definition of the service {self.service!r}, which has"
+                f" {', '.join(map(repr, sorted(self.alarms)))}"
             )
+        return tag
 
 
 def _definition(alarm: object) -> Alarm[Any] | None:

@@ -14,7 +14,8 @@ from ._errors import (
     StorageOperationError,
 )
 from ._handling import current_handling
-from ._model import AlarmRecord
+from ._model import AlarmRecord, AlarmRef
+from ._names import has_lone_surrogate
 from ._options import DispatchOptions
 from ._scheduling import SchedulingMethods
 from ._store import _alarms
@@ -367,9 +368,17 @@ def check_dispatch_arguments(handler: object, options: object) -> None:
 
 
 def _page_key(after: object) -> tuple[int, str, str]:
-    if not isinstance(after, AlarmRecord):
+    if not (isinstance(after, AlarmRecord) and _names_an_alarm(after.ref)):
         raise InvalidAlarmRefError(
             f"after must be the last AlarmRecord of the page before, not {describe(after)}"
         )
-    wake_at = instant_to_ms(after.status.wake_at, parameter="after")
-    return (wake_at, after.ref.tag, after.ref.id)
+    wake_at = getattr(after.status, "wake_at", None)
+    key = instant_to_ms(wake_at, parameter="after.status.wake_at")
+    return (key, after.ref.tag, after.ref.id)
+
+
+def _names_an_alarm(ref: object) -> bool:
+    """Whether SQLite can look for it; a record may have been put together by hand."""
+    return isinstance(ref, AlarmRef) and all(
+        isinstance(name, str) and not has_lone_surrogate(name) for name in (ref.tag, ref.id)
+    )
