@@ -353,14 +353,18 @@ async def test_a_registered_tag_is_never_unknown_to_the_policy_after_the_hook(
         raise LookupError(event.tag)
 
     registration = Mail.handlers(
-        Mail.send.handled_by(fail), options=DispatchOptions(retry_failed_after=30)
+        Mail.send.handled_by(fail), options=DispatchOptions(limit=1, retry_failed_after=30)
     )
     world = await open_world(alarms=registration, raw_alarm=log.hook)
+    await world.host.scheduler.schedule_alarm("mail", "left over", after=0)
     await _make_due(world, "mail", "other")
     await world.step()
     await world.harness.deliver()
-    assert _wakes(world) == {"mail": 30_000, "other": 1_000}
-    assert {row.attempts for row in world.rows()} == {1}
+    assert [(row.tag, row.id, row.attempts, row.wake_at) for row in world.rows()] == [
+        ("mail", "left over", 0, 0),
+        ("other", "a", 1, 1_000),
+        ("mail", "a", 1, 30_000),
+    ]
 
 
 async def test_what_the_raw_hook_left_over_is_not_failed(

@@ -119,6 +119,21 @@ async def test_the_first_alarm_write_makes_a_host_managed(
     assert world.native_alarm() == before
 
 
+@pytest.mark.parametrize("write", [_cancel, _block, _defer, _dispatch])
+async def test_a_write_that_changes_nothing_makes_a_host_managed_too(
+    open_world: OpenWorld,
+    mock_clock: object,
+    write: Callable[[AlarmHost], Awaitable[None]],
+) -> None:
+    """The mark is stored even where the native alarm stays as it is (R35)."""
+    world = await open_world()
+    await write(world.host)
+    await world.step()
+    assert _is_managed(world)
+    with pytest.raises(NativeAlarmOwnedError):
+        await _in(world, 5)
+
+
 async def _status(host: AlarmHost) -> None:
     await host.scheduler.get_alarm_status("job", "a")
 
