@@ -26,4 +26,5 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = "trio_alarms"
