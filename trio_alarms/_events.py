@@ -54,10 +54,14 @@ async def entered_event(
 ) -> AsyncIterator[EventScope[Any]]:
     """Enter a fresh event scope and nursery; both are left before the block is over."""
     manager = nullcontext(None) if factory is None else factory(host)
-    async with manager as resources, BodyNursery() as nursery:
-        frame = EventFrame(owner, EventScope(nursery, resources))
+    async with manager as resources:
+        frame: EventFrame | None = None
         try:
-            with frame:
-                yield frame.scope
+            async with BodyNursery() as nursery:
+                frame = EventFrame(owner, EventScope(nursery, resources))
+                with frame:
+                    yield frame.scope
         finally:
-            frame.over = True
+            # Not before the tasks in its nursery have ended, which belong to it.
+            if frame is not None:
+                frame.over = True
