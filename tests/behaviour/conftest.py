@@ -117,7 +117,7 @@ def open_world(
     alarm_harness: Callable[..., Awaitable[AlarmHarness]],
     tmp_path: Path,
 ) -> OpenWorld:
-    """Open worlds: `world = await open_world(alarms=registration)`.
+    """Give a factory of worlds, which takes the options of `open_test_host`.
 
     The test itself has to name `mock_clock` or `autojump_clock`: pytest-trio looks no further.
     """
