@@ -141,6 +141,9 @@ class Dispatchers:
         frame = find(DispatchFrame, lambda frame: frame.owner is self and not frame.over)
         if frame is not None:
             if frame.hook is not None:
+                # A contradictory policy fails here, before anything counts as dispatched: else
+                # what is due would stay due uncharged, and the next pass would come at once.
+                self._resolve()
                 frame.hook.dispatched = True
             return await run(frame)
         scope = current_event(writer)
@@ -148,6 +151,9 @@ class Dispatchers:
             return await self._outside_pass(scope, run)
         async with self._enter_event() as fresh:
             return await self._outside_pass(fresh, run)
+        raise AlarmPassError(
+            f"{operation}: the dispatch's own event was cancelled from inside; what is due stays due"
+        )
 
     async def _outside_pass(
         self,

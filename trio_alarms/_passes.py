@@ -23,7 +23,7 @@ import trio
 from ._configuration import DEFAULT_CONFIGURATION
 from ._context import Frame, find
 from ._errors import AlarmPassError, InvalidScheduleConfigurationError, StorageOperationError
-from ._nursery import BodyNursery, combined, holds_cancelled
+from ._nursery import BodyNursery, combined, holds_cancelled, raise_single
 from ._reporting import logger
 from ._time import saturated
 from ._wakes import nothing
@@ -308,11 +308,13 @@ class Passes:
     async def _dispatch_in_event(self, this: Pass) -> None:
         cut_short = False
         acquired = False
+        failed = True
         try:
             async with self._host.enter_event() as scope:
                 acquired = True
                 try:
                     await self._dispatch(this, scope)
+                    failed = False
                 except BaseException as error:
                     cut_short = holds_cancelled(error)
                     raise
@@ -322,6 +324,8 @@ class Passes:
             this.not_acquired |= not acquired
             # Cancelled inside, something else outside: a task in the nursery failed.
             this.self_cancelled = cut_short
+            if (cut_short or not failed) and isinstance(error, BaseExceptionGroup):
+                raise_single(error)
             raise
         if cut_short:
             this.self_cancelled = True
