@@ -15,15 +15,15 @@ import attrs
 STATIC = Path(__file__).parent / "_static"
 BOX_WIDTH = 150
 BOX_HEIGHT = 52
-LINE_HEIGHT = 15
+LINE_HEIGHT = 16
 
 Point: TypeAlias = tuple[float, float]
 Side: TypeAlias = Literal["top", "bottom", "left", "right"]
 
 STYLE = """\
-text { font: 12px sans-serif; fill: #1f2430; text-anchor: middle; }
-.name { font-weight: bold; font-size: 13px; }
-.label { font-size: 11.5px; fill: #3b4252; }
+text { font: 13px sans-serif; fill: #1f2430; text-anchor: middle; }
+.name { font-weight: bold; font-size: 14px; }
+.label { font-size: 13px; fill: #3b4252; }
 .start { text-anchor: start; }
 .end { text-anchor: end; }
 rect.box { fill: #eef3fb; stroke: #4a6fa5; stroke-width: 1.4; }
