@@ -152,7 +152,8 @@ class Dispatchers:
         async with self._enter_event() as fresh:
             return await self._outside_pass(fresh, run)
         raise AlarmPassError(
-            f"{operation}: the dispatch's own event was cancelled from inside; what is due stays due"
+            f"{operation}: the dispatch's own event was cancelled from inside; what is due stays"
+            " due"
         )
 
     async def _outside_pass(
