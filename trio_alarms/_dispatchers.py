@@ -23,7 +23,7 @@ from ._dispatch import (
     Route,
     routes_of,
 )
-from ._errors import AlarmPassError, StorageOperationError
+from ._errors import AlarmError, AlarmPassError, HostClosingError
 from ._events import current_event
 from ._handling import current_handling
 from ._model import DispatchResult
@@ -146,36 +146,31 @@ class Dispatchers:
                 self._resolve()
                 frame.hook.dispatched = True
             return await run(frame)
-        scope = current_event(writer)
-        if scope is not None:
-            return await self._outside_pass(scope, run)
-        async with self._enter_event() as fresh:
-            return await self._outside_pass(fresh, run)
-        raise AlarmPassError(
-            f"{operation}: the dispatch's own event was cancelled from inside; what is due stays"
-            " due"
-        )
+        if self._passes.closing:
+            raise HostClosingError(
+                f"{operation}: the host is closing; no new dispatch starts", operation="dispatch"
+            )
+        # Around the event, so that the host waits for its scope's clean-up as well.
+        with self._passes.owned_scope() as owned:
+            scope = current_event(writer)
+            if scope is not None:
+                return await self._outside_pass(scope, run)
+            async with self._enter_event() as fresh:
+                return await self._outside_pass(fresh, run)
+        raise _cut_short(operation, by_closing=owned.cancelled_caught)
 
     async def _outside_pass(
         self,
         scope: EventScope[Any],
         run: Callable[[DispatchFrame], Awaitable[DispatchResult]],
     ) -> DispatchResult:
-        if self._passes.closing:
-            raise StorageOperationError(
-                "run: the host is closing; no new dispatch starts", operation="dispatch"
-            )
         frame = DispatchFrame(self, scope)
-        with self._passes.owned_scope():
-            async with self._wakes.deferring(self._state.writer, self._resolve()):
-                try:
-                    with frame:
-                        return await run(frame)
-                finally:
-                    frame.over = True
-        raise StorageOperationError(
-            "run: the host was closed while this dispatch ran", operation="dispatch"
-        )
+        async with self._wakes.deferring(self._state.writer, self._resolve()):
+            try:
+                with frame:
+                    return await run(frame)
+            finally:
+                frame.over = True
 
     async def _run_one(
         self,
@@ -296,6 +291,17 @@ class _Gathered:
             failed=tuple(failure for result in self.results for failure in result.failed),
             parked=tuple(parked for result in self.results for parked in result.parked),
         )
+
+
+def _cut_short(operation: str, *, by_closing: bool) -> AlarmError:
+    """Why a direct call did not get to its end, although its caller was not cancelled."""
+    if by_closing:
+        return HostClosingError(
+            f"{operation}: the host was closed while this dispatch ran", operation="dispatch"
+        )
+    return AlarmPassError(
+        f"{operation}: the dispatch's own event was cancelled from inside; what is due stays due"
+    )
 
 
 async def _no_result(hook: Callable[[], Awaitable[object]]) -> DispatchResult:

@@ -70,6 +70,7 @@ class Driver:
                 await self._step()
             except Exception as error:  # noqa: BLE001 - a failing pass never ends the driver
                 if self._deliveries.is_closing():
+                    self._deliveries.report_pass_failure(error)
                     break
                 await self._after_failure(error)
 

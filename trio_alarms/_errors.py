@@ -13,6 +13,7 @@
     ├── StoredAlarmDecodeError                a stored payload that cannot be read
     ├── NativeAlarmOwnedError                 the native alarm belongs to the scheduler
     ├── StorageOperationError                 SQLite, the file, its lock, or who may write now
+    │   └── HostClosingError                  (private) the host is being left
     └── AlarmPassError                        a joined pass failed, or would wait for itself
 """
 
@@ -85,6 +86,10 @@ class StorageOperationError(AlarmError):
         super().__init__(message)
         self.operation = operation
         self.outcome: Outcome = outcome
+
+
+class HostClosingError(StorageOperationError):
+    """Nothing new starts, or what ran was cancelled, since the host is being left."""
 
 
 class AlarmPassError(AlarmError):

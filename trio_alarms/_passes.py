@@ -22,7 +22,12 @@ import trio
 
 from ._configuration import DEFAULT_CONFIGURATION
 from ._context import Frame, find
-from ._errors import AlarmPassError, InvalidScheduleConfigurationError, StorageOperationError
+from ._errors import (
+    AlarmPassError,
+    HostClosingError,
+    InvalidScheduleConfigurationError,
+    StorageOperationError,
+)
 from ._nursery import BodyNursery, combined, holds_cancelled, raise_single
 from ._reporting import logger
 from ._time import saturated
@@ -207,7 +212,7 @@ class Passes:
             joined = self._current
             if joined is None:
                 if self.closing:
-                    raise StorageOperationError(
+                    raise HostClosingError(
                         "deliver: the host is closing; no new pass starts", operation="deliver"
                     )
                 await self._lead(Pass(native, managed))
@@ -238,7 +243,7 @@ class Passes:
                 self._current = None
                 this.over.set()
         if scope.cancelled_caught:
-            raise StorageOperationError(
+            raise HostClosingError(
                 "deliver: the host was closed while this pass ran", operation="deliver"
             )
 

@@ -15,11 +15,10 @@ from ._dispatch import DispatchState
 from ._dispatchers import Dispatchers
 from ._driver import Driver
 from ._episodes import Episodes
-from ._errors import StorageOperationError
+from ._errors import HostClosingError, StorageOperationError
 from ._events import entered_event
 from ._native_alarm import NativeAlarm, RawDelivery
 from ._passes import Passes
-from ._reporting import logger
 from ._store import _alarms, _native
 from ._store._native import Reconciliation
 from ._store._session import Session
@@ -158,8 +157,9 @@ class HostRuntime:
         await self.passes.run(native=True, managed=managed)
 
     def report_pass_failure(self, error: Exception) -> None:
-        """Tell whoever is to know that a pass failed."""
-        self.on_pass_failure(error)
+        """Tell whoever is to know that a pass failed; not if it is that the host is left."""
+        if not (self.gate.lost or isinstance(error, HostClosingError)):
+            self.on_pass_failure(error)
 
     def native_alarm_changed(self) -> None:
         """A commit of this process has changed the native alarm."""
@@ -198,8 +198,7 @@ class HostRuntime:
             if state.managed and await self.has_due():
                 await self.passes.run(native=False)
         except Exception as error:  # noqa: BLE001 - told to whoever is to know; the host goes on
-            if not self.is_closing():
-                self.report_pass_failure(error)
+            self.report_pass_failure(error)
 
     def _hook(self) -> Callable[[], Awaitable[object]] | None:
         """The custom dispatcher and the raw hook, which count as one (R33, R34)."""
@@ -295,8 +294,10 @@ class HostRuntime:
         with trio.move_on_after(self.settings.storage.busy_timeout_seconds) as bound:
             await self.database.queue.acquire()
         if bound.cancelled_caught:
-            logger.error("the native alarm could not be reconciled: another task kept the turn")
-            return
+            raise StorageOperationError(
+                "reconcile: another task kept the turn to write for too long",
+                operation="reconcile",
+            )
         try:
             await self.database.until_unlocked(
                 partial(self.database.run, self._reconcile_trip, self.gate, operation="reconcile")
