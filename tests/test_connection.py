@@ -384,6 +384,20 @@ class TestFunctions:
         connection.commit()
         assert stored(path) == [1, 2, 3, 4]
 
+    def test_it_cannot_close_the_connection(self, connection: Connection, path: str) -> None:
+        """A function that closes what it was given, as many do, is undone and told so (R10)."""
+
+        def function(raw: sqlite3.Connection) -> None:
+            with closing(raw) as given:
+                given.execute("INSERT INTO items (id) VALUES (1)")
+
+        connection.begin()
+        with pytest.raises(sqlite3.ProgrammingError):
+            connection.call(function)
+        insert(connection, 2)
+        connection.commit()
+        assert stored(path) == [2]
+
     def test_settings_that_it_changes_are_put_back(self, connection: Connection) -> None:
         """What a function sets on the connection does not reach our own statements (R10)."""
         connection.begin()
@@ -454,6 +468,26 @@ def test_a_savepoint_that_cannot_be_undone_undoes_everything(
         insert(connection, 2)
     assert not connection.in_transaction
     assert stored(path) == []
+
+
+def test_what_could_not_be_rolled_back_is_never_committed(
+    connection: Connection, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a rollback that failed, the next transaction does not go on with the old one (R11)."""
+
+    def fail(_: str) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    connection.begin()
+    insert(connection, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "_control", fail)
+        with pytest.raises(sqlite3.OperationalError):
+            connection.rollback()
+    connection.begin()
+    insert(connection, 2)
+    connection.commit()
+    assert stored(path) == [2]
 
 
 def test_savepoints_nest(connection: Connection, path: str) -> None:

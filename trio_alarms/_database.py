@@ -166,12 +166,16 @@ class Database:
         # A reader waits for nobody, but for another process that recovers the log after a crash.
         return await self.until_unlocked(partial(self._read_executor.run, trip))
 
-    async def until_unlocked(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def until_unlocked(
+        self, attempt: Callable[[], Awaitable[T]], deadline: float | None = None
+    ) -> T:
         """Try again while another process holds the lock, for up to `busy_timeout` (R11).
 
-        Cancellable between two tries; bounded all the same where the caller is shielded.
+        Cancellable between two tries; bounded all the same where the caller is shielded. With a
+        `deadline` until then, but once in any case.
         """
-        deadline = trio.current_time() + self.options.busy_timeout_seconds
+        if deadline is None:
+            deadline = trio.current_time() + self.options.busy_timeout_seconds
         while True:
             try:
                 return await attempt()

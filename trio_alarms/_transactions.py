@@ -16,7 +16,7 @@ from ._reporting import Reporter, current_reporter, logger, report_parked
 from ._store._session import Committed, Moment, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from ._clock import AlarmClock
@@ -80,9 +80,10 @@ class HostWriter:
 
     def check_open(self, operation: str) -> None:
         """Refuse a host that was left, lost, or belongs to another Trio run (R12)."""
-        if trio.lowlevel.current_trio_token() is not self.database.token:
+        if not _runs_in(self.database.token):
             raise StorageOperationError(
-                f"{operation}: the host {self.name!r} was opened in another Trio run",
+                f"{operation}: the host {self.name!r} was opened in another Trio run; from a thread"
+                " use trio.from_thread",
                 operation=operation,
             )
         self.gate.check(operation)
@@ -131,6 +132,18 @@ class HostWriter:
             )
         return transaction
 
+    def own_transaction(self) -> OpenTransaction | None:
+        """The open transaction on this file that the running task holds, be it another host's."""
+        frame = find(
+            BlockFrame,
+            lambda frame: (
+                frame.transaction.writer.database is self.database
+                and frame.transaction.open
+                and frame.transaction.owner is trio.lowlevel.current_task()
+            ),
+        )
+        return None if frame is None else frame.transaction
+
     def refuse_inside_transaction(self, operation: str) -> None:
         """Refuse what cannot be done while a block of the same database is open (R17)."""
         if self.current_transaction(operation) is not None:
@@ -176,7 +189,6 @@ class HostWriter:
         `Cancelled` the operation is stored; on `StorageOperationError` it is not, and whoever
         cancelled cancels the next checkpoint as well.
         """
-        queue = self.database.queue
         commit = partial(
             self._commit_in_turn,
             operation,
@@ -184,38 +196,46 @@ class HostWriter:
             handling=handling,
             asks_reconciliation=asks_reconciliation,
         )
+        transaction = self.current_transaction(name)
+        if transaction is not None:
+            return await transaction.run_surely(operation, name=name)
         try:
-            await queue.acquire()
+            await self.database.queue.acquire()
         except trio.Cancelled:
-            with trio.CancelScope(shield=True):
-                with trio.move_on_after(self.database.options.busy_timeout_seconds) as bound:
-                    await queue.acquire()
-                if bound.cancelled_caught:
-                    raise StorageOperationError(
-                        f"{name}: cancelled, and another task kept the turn to write for too long",
-                        operation=name,
-                    ) from None
-                await commit()
+            await self._within_bound(commit, name=name)
             raise
         with trio.CancelScope(shield=True):
             return await commit()
         raise AssertionError("a shielded scope without a deadline swallows nothing")
 
+    async def write_within_bound(self, operation: Callable[[Session], T], *, name: str) -> T:
+        """Run an operation of ours, shielded: turn and lock together get `busy_timeout`."""
+        transaction = self.current_transaction(name)
+        if transaction is not None:
+            return await transaction.run_surely(operation, name=name)
+        return await self._within_bound(
+            partial(self._commit_in_turn, operation, name=name, handling=None), name=name
+        )
+
+    async def _within_bound(self, commit: Callable[..., Awaitable[T]], *, name: str) -> T:
+        """Take the turn and commit, shielded and bounded by `busy_timeout` (R11, R19)."""
+        deadline = trio.current_time() + self.database.options.busy_timeout_seconds
+        with trio.CancelScope(shield=True):
+            with trio.move_on_at(deadline) as bound:
+                await self.database.queue.acquire()
+            if bound.cancelled_caught:
+                raise StorageOperationError(
+                    f"{name}: another task kept the turn to write for too long", operation=name
+                )
+            return await commit(deadline=deadline)
+        raise AssertionError("a shielded scope without a deadline swallows nothing")
+
     async def read(self, function: Callable[[Connection], T], *, name: str) -> T:
         """Read what this task's block sees, or outside of one the last committed state."""
         self.check_open(name)
-        frame = find(
-            BlockFrame,
-            lambda frame: (
-                frame.transaction.writer.database is self.database
-                and frame.transaction.open
-                and frame.transaction.owner is trio.lowlevel.current_task()
-            ),
-        )
-        if frame is not None:
-            return await frame.transaction.run(
-                lambda session: function(session.connection), name=name
-            )
+        transaction = self.own_transaction()
+        if transaction is not None:
+            return await transaction.run(lambda session: function(session.connection), name=name)
         return await self.database.read(function, self.gate, operation=name)
 
     async def look(self, function: Callable[[Session], T], *, name: str) -> T:
@@ -235,17 +255,25 @@ class HostWriter:
     async def open_transaction(self, *, asks_reconciliation: bool) -> OpenTransaction:
         """Wait for the turn and begin; cancellable until then."""
         await self.database.queue.acquire()
-        try:
+        session = self._session()
+        session.asks_reconciliation = asks_reconciliation
+
+        async def begin() -> None:
             self.check_may_write("transaction")
-            session = self._session()
-            session.asks_reconciliation = asks_reconciliation
-            await self.database.until_unlocked(
-                partial(self.database.run, session.begin, self.gate, operation="transaction")
-            )
+            await self.database.run(session.begin, self.gate, operation="transaction")
+
+        try:
+            await self.database.until_unlocked(begin)
         except BaseException:
             self.database.queue.release()
             raise
         transaction = self.database.transaction = OpenTransaction(self, session)
+        try:
+            # The handling may have ended, and the host been left, while it began.
+            self.check_may_write("transaction")
+        except BaseException:
+            await transaction.roll_back()
+            raise
         return transaction
 
     async def take_back(self, handling: Handling) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
@@ -276,14 +304,21 @@ class HostWriter:
         handling: Handling | None,
         check: bool = False,
         asks_reconciliation: bool = True,
+        deadline: float | None = None,
     ) -> T:
         """One transaction with one operation, in one trip; the turn is given back."""
-        try:
+
+        async def attempt() -> tuple[Session, T, Committed]:
+            # At every try: the handling may end, and the host be left, while another process
+            # holds the lock.
             if check:
                 self.check_may_write(name)
-            session, value, committed = await self.database.until_unlocked(
-                partial(self._commit_once, operation, name, asks_reconciliation=asks_reconciliation)
-            )
+            else:
+                self.check_open(name)
+            return await self._commit_once(operation, name, asks_reconciliation=asks_reconciliation)
+
+        try:
+            session, value, committed = await self.database.until_unlocked(attempt, deadline)
         finally:
             self.database.queue.release()
         await self.after_commit(session, committed, handling)
@@ -337,9 +372,13 @@ class OpenTransaction:
         self.open = True
         # Why nothing more can be done in it, once that is so.
         self.broken: str | None = None
+        # The blocks that are entered, the innermost last.
+        self.blocks: list[Block] = []
         # Invariant: set, without a checkpoint, before the trip that commits or rolls back, so
         # that only one task ever ends it and never when the connection is somebody else's.
         self._ending = False
+        # Invariant: true from before a trip is sent until it is back.
+        self._under_way = False
 
     async def run(self, function: Callable[[Session], T], *, name: str) -> T:
         """Call a function in the transaction; SQLite's errors become ours."""
@@ -363,6 +402,16 @@ class OpenTransaction:
             return value
 
         return await self._trip(atomically, name=name)
+
+    async def run_surely(self, operation: Callable[[Session], T], *, name: str) -> T:
+        """As `run_on_alarms`, shielded: for an operation of ours that waits for no turn.
+
+        Reached where scopes are not left innermost first: waiting for the turn would be waiting
+        for oneself.
+        """
+        with trio.CancelScope(shield=True):
+            return await self.run_on_alarms(operation, name=name)
+        raise AssertionError("a shielded scope without a deadline swallows nothing")
 
     async def run_application(self, function: Callable[[Session], T], *, name: str) -> T:
         """Call the application's code in the transaction; what it raises passes unchanged."""
@@ -407,10 +456,8 @@ class OpenTransaction:
         """Reconcile and commit; honours cancellation until the commit begins, not after (R11)."""
         writer = self.writer
         try:
-            writer.gate.check("commit")
-            self.refuse_broken("commit")
+            self.check_usable("commit")
             await trio.lowlevel.checkpoint_if_cancelled()
-            self.refuse_broken("commit")
         except BaseException:
             await self.roll_back()
             raise
@@ -447,7 +494,8 @@ class OpenTransaction:
 
     def abandon(self, why: str) -> None:
         """Say why it can only be rolled back."""
-        self.broken = why
+        if self.broken is None:
+            self.broken = why
 
     async def _commit_trip(self) -> Committed:
         writer = self.writer
@@ -462,10 +510,28 @@ class OpenTransaction:
 
     async def _trip(self, function: Callable[[], T], *, name: str) -> T:
         self.check_usable(name)
+        if self._under_way:
+            # The thread that would have to run it is the one that waits for it.
+            raise StorageOperationError(
+                f"{name}: a function of run_sync cannot use its transaction, nor the host, through"
+                " trio.from_thread; return from it first",
+                operation=name,
+            )
         self.session.at(self.writer.moment())
+
+        def trip() -> T:
+            # Taken over while this trip was being sent; the connection may be somebody else's.
+            if self._ending:
+                raise StorageOperationError(
+                    f"{name}: {self.broken or 'the transaction is over'}", operation=name
+                )
+            return function()
+
+        self._under_way = True
         try:
-            return await self.writer.database.run(function, self.writer.gate, operation=name)
+            return await self.writer.database.run(trip, self.writer.gate, operation=name)
         finally:
+            self._under_way = False
             self._notice_rollback()
 
     def _notice_rollback(self) -> None:
@@ -485,6 +551,14 @@ class OpenTransaction:
             self.writer.database.queue.release()
 
 
+def _runs_in(token: trio.lowlevel.TrioToken) -> bool:
+    """Whether the caller is in this Trio run; not so in a thread, or in another run."""
+    try:
+        return trio.lowlevel.current_trio_token() is token
+    except RuntimeError:
+        return False
+
+
 class Block:
     """One `async with` of a transaction: the outermost commits, an inner one is a savepoint (R13).
 
@@ -497,6 +571,8 @@ class Block:
         self._writer = writer
         self._asks_reconciliation = asks_reconciliation
         self._outermost = False
+        # Invariant: true from the start of entering until leaving begins.
+        self._entered = False
         self.active = False
         self.transaction: OpenTransaction
 
@@ -504,15 +580,30 @@ class Block:
         """Begin, or open a savepoint in the task's own transaction."""
         writer = self._writer
         writer.check_may_write("transaction")
-        current = writer.current_transaction("transaction")
-        self._outermost = current is None
-        if current is None:
-            current = await writer.open_transaction(asks_reconciliation=self._asks_reconciliation)
-        else:
-            await current.run(lambda session: session.connection.savepoint(), name="transaction")
-            current.session.asks_reconciliation |= self._asks_reconciliation
+        if self._entered:
+            raise StorageOperationError(
+                "transaction: this block is entered already; call transaction() for each one",
+                operation="transaction",
+            )
+        self._entered = True
+        try:
+            current = writer.current_transaction("transaction")
+            self._outermost = current is None
+            if current is None:
+                current = await writer.open_transaction(
+                    asks_reconciliation=self._asks_reconciliation
+                )
+            else:
+                await current.run(
+                    lambda session: session.connection.savepoint(), name="transaction"
+                )
+        except BaseException:
+            self._entered = False
+            raise
         self.transaction = current
         self._mark = current.session.mark()
+        current.session.asks_reconciliation |= self._asks_reconciliation
+        current.blocks.append(self)
         self._frame = BlockFrame(current)
         self._frame.__enter__()
         self.active = True
@@ -524,8 +615,18 @@ class Block:
         traceback: TracebackType | None,
     ) -> None:
         """Commit or release, or undo what the block did where its body raised."""
-        self.active = False
+        if not self.active:
+            raise StorageOperationError(
+                "transaction: this block is not entered, or was left before",
+                operation="transaction",
+            )
+        self._entered = self.active = False
         self._frame.__exit__(kind, error, traceback)
+        if self.transaction.owner is not trio.lowlevel.current_task():
+            # As when a generator is cleaned up: what its owner has done since would go as well.
+            self.transaction.abandon("a block of the transaction was left by another task")
+        if self.transaction.blocks.pop() is not self:
+            self.transaction.abandon("blocks of the transaction were not left innermost first")
         if self._outermost:
             if error is None:
                 await self.transaction.commit()
@@ -544,10 +645,14 @@ class Block:
         except BaseException:
             await self._undo_savepoint()
             raise
-        with trio.CancelScope(shield=True):
-            await self.transaction.run(
-                lambda session: session.connection.release(), name="transaction"
-            )
+        try:
+            with trio.CancelScope(shield=True):
+                await self.transaction.run(
+                    lambda session: session.connection.release(), name="transaction"
+                )
+        except StorageOperationError:
+            self.transaction.abandon("a savepoint of the transaction could not be released")
+            raise
 
     async def _undo_savepoint(self) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Undo what the block did; where that is impossible the whole transaction is given up."""
@@ -558,8 +663,9 @@ class Block:
             return  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         try:
             with trio.CancelScope(shield=True):
+                # Past the host's gate, as in `roll_back`.
                 await self._writer.database.run(
-                    session.connection.undo, self._writer.gate, operation="rollback"
+                    session.connection.undo, Gate(), operation="rollback"
                 )
         except StorageOperationError as failure:
             transaction.abandon("a savepoint of the transaction could not be undone")

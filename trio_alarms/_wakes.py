@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,7 +15,7 @@ from ._store._native import NativeChange, Reconciliation
 from ._time import saturated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from ._configuration import ResolvedConfiguration
     from ._store._session import Session
@@ -63,6 +63,8 @@ class Wakes:
         self._guard_delay = 0
         self._guard_at = 0
         self._disowned: int | None = None
+        # Whether the last commit left the guard standing instead of the deadlines.
+        self._guarded = False
         # Invariant: grows whenever the guard is set anew, so that a commit that was sent before
         # does not write its older guard back.
         self._era = 0
@@ -94,6 +96,7 @@ class Wakes:
 
     def committed(self, reconciliation: Reconciliation, change: NativeChange) -> None:
         """Take note of what a commit left, and wake the driver where the native alarm changed."""
+        self._guarded = reconciliation.guard_at is not None
         if reconciliation.guard_at is not None and reconciliation.era == self._era:
             self._guard_at = reconciliation.guard_at
         if self._active is not None and change.changed and change.after == reconciliation.guard_at:
@@ -141,8 +144,10 @@ class Wakes:
             await writer.write(nothing, name="defer_wakes")
             with frame:
                 yield
-        except BaseException:
+        except BaseException as error:
             frame.open = False
+            if isinstance(error, StorageOperationError) and error.outcome == "unknown":
+                self._guarded = True
             await self._leave_after_error(writer)
             raise
         frame.open = False
@@ -156,28 +161,33 @@ class Wakes:
         self._scopes += 1
 
     async def _leave(self, writer: HostWriter) -> None:  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
-        self._scopes -= 1
-        try:
-            if not self._scopes:
-                await self._reconcile(writer)
-        finally:
-            self._release_waiters()
+        with self._leaving() as reconciles:
+            if reconciles:
+                await writer.write_surely(nothing, name="defer_wakes")
 
     async def _leave_after_error(self, writer: HostWriter) -> None:  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
-        """Leave, shielded, so that the body's own error is what comes out."""
-        seconds = writer.database.options.busy_timeout_seconds
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + 2 * seconds + 1):
-            try:
-                await self._leave(writer)
-            except StorageOperationError as error:
-                logger.error("leaving defer_wakes could not reconcile", exc_info=error)
+        """Leave, shielded and bounded, so that the body's own error is what comes out."""
+        with self._leaving() as reconciles:
+            if reconciles:
+                try:
+                    await writer.write_within_bound(nothing, name="defer_wakes")
+                except StorageOperationError as error:
+                    logger.error("leaving defer_wakes could not reconcile", exc_info=error)
 
-    async def _reconcile(self, writer: HostWriter) -> None:
-        if self._active is not None:
-            # The pass does it when it ends (R19).
-            self._active.asked = True
-            return  # noqa: ASYNC910 - its commit is the checkpoint where it makes one
-        await writer.write_surely(nothing, name="defer_wakes")
+    @contextmanager
+    def _leaving(self) -> Iterator[bool]:
+        """Whether the scope that is left has to reconcile; then whoever waits is released."""
+        self._scopes -= 1
+        try:
+            # Where nothing was committed under the guard, as when entering failed, there is
+            # nothing to bring in line.
+            last = not self._scopes and self._guarded
+            if last and self._active is not None:
+                # The pass does it when it ends (R19).
+                self._active.asked = True
+            yield last and self._active is None
+        finally:
+            self._release_waiters()
 
     def _release_waiters(self) -> None:
         if not self._scopes and self._scopes_ended is not None:

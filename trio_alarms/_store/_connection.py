@@ -100,6 +100,11 @@ class _RawConnection(sqlite3.Connection):
             for each in list(opened):
                 each.close()
 
+    def close(self) -> None:
+        if self._opened is not None:
+            raise sqlite3.ProgrammingError("the connection is closed with its host, not before")
+        super().close()
+
     def cursor(self, *arguments: Any, **keywords: Any) -> Any:
         return self._noted(super().cursor(*arguments, **keywords))
 
@@ -150,6 +155,8 @@ class Connection:
 
     def begin(self) -> None:
         """Begin a write transaction; `sqlite3.OperationalError` while another writer holds it."""
+        # Open only where rolling back has failed; nobody may commit that.
+        self.rollback()
         self._control("BEGIN IMMEDIATE /* trio_alarms */")
 
     def commit(self) -> None:
