@@ -7,6 +7,7 @@ rather than scan, and the work never grows with what is retained (R61).
 from __future__ import annotations
 
 import heapq
+import itertools
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -65,6 +66,11 @@ EARLIEST: Final = (
     "SELECT min(wake_at) FROM trio_alarms_alarms INDEXED BY trio_alarms_alarms_by_wake"
     " WHERE host = ? AND lifecycle = ?"
 )
+
+# Up to so many tags are gone through one by one, and so many due rows of excluded tags are skipped.
+_FEW_TAGS: Final = 32
+_SKIPPED: Final = 1_000
+_LARGEST_WINDOW: Final = 2**62
 
 DueKey: TypeAlias = tuple[int, str, str, bytes]
 
@@ -159,24 +165,55 @@ def select_due(
     limit: int,
 ) -> list[DueRow]:
     """Up to `limit` due rows of the view's tags in dispatch order, read from an index alone."""
-    keys: Iterable[DueKey]
+    keys: Sequence[DueKey]
     if view == ALL_TAGS:
         keys = connection.execute(DUE_BY_WAKE, (host, lifecycle, now, limit)).fetchall()
+    elif view.only is not None:
+        keys = _due_of(connection, host, lifecycle, view.only, now, limit)
     else:
-        tags = view.only
-        if tags is None:
-            tags = frozenset(_tags(connection, host, lifecycle)) - view.excluded
-        keys = heapq.nsmallest(
-            limit,
-            (
-                key
-                for tag in tags
-                for key in connection.execute(
-                    DUE_BY_TAG, (host, lifecycle, tag, now, limit)
-                ).fetchall()
-            ),
-        )
+        keys = _due_beside(connection, host, lifecycle, view.excluded, now, limit)
     return [DueRow(wake_at, AlarmRef(tag, id), revision) for wake_at, tag, id, revision in keys]
+
+
+def _due_of(  # noqa: PLR0917 - the parameters of the query, in its order
+    connection: sqlite3.Connection,
+    host: str,
+    lifecycle: Lifecycle,
+    tags: Iterable[str],
+    now: int,
+    limit: int,
+) -> Sequence[DueKey]:
+    """What is due of these tags, whatever is due of others."""
+    keys = (
+        key
+        for tag in tags
+        for key in connection.execute(DUE_BY_TAG, (host, lifecycle, tag, now, limit)).fetchall()
+    )
+    return heapq.nsmallest(limit, keys)
+
+
+def _due_beside(  # noqa: PLR0917 - as above
+    connection: sqlite3.Connection,
+    host: str,
+    lifecycle: Lifecycle,
+    excluded: frozenset[str],
+    now: int,
+    limit: int,
+) -> Sequence[DueKey]:
+    """What is due of all tags but these.
+
+    By tag where there are few, so that a backlog of the excluded ones costs nothing. There may be
+    as many tags as alarms; then by wake, unless that meets such a backlog.
+    """
+    tags = list(itertools.islice(_tags(connection, host, lifecycle), _FEW_TAGS))
+    if len(tags) == _FEW_TAGS:
+        window = min(limit, _LARGEST_WINDOW) + _SKIPPED
+        keys = connection.execute(DUE_BY_WAKE, (host, lifecycle, now, window)).fetchall()
+        beside = [key for key in keys if key[1] not in excluded]
+        if len(beside) >= limit or len(keys) < window:
+            return beside[:limit]
+        tags = list(_tags(connection, host, lifecycle))
+    return _due_of(connection, host, lifecycle, set(tags) - excluded, now, limit)
 
 
 def list_rows(
@@ -190,16 +227,16 @@ def list_rows(
     limit: int,
 ) -> list[AlarmRow]:
     """Up to `limit` rows in dispatch order, strictly after the key `after`."""
-    queries = _listing_queries(host, tags, parked=parked)
     found: list[tuple[Any, ...]] = []
-    for sql, parameters in queries:
+    for sql, parameters, tag in _listing_queries(host, tags, parked=parked):
         bound = list(parameters)
         if wake_before is not None:
             sql += " AND wake_at < ?"
             bound.append(wake_before)
         if after is not None:
-            sql += " AND (wake_at, tag, id) > (?, ?, ?)"
-            bound.extend(after)
+            condition, values = _later_than(after, tag)
+            sql += f" AND {condition}"
+            bound.extend(values)
         sql += " ORDER BY wake_at, tag, id LIMIT ?"
         bound.append(limit)
         found += connection.execute(sql, bound).fetchall()
@@ -213,29 +250,43 @@ def order_key(row: AlarmRow) -> tuple[int, str, str]:
 
 def _listing_queries(
     host: str, tags: Collection[str] | None, *, parked: bool | None
-) -> Iterator[tuple[str, Sequence[object]]]:
-    """The index ranges that together hold what a listing asks for; each is in order."""
+) -> Iterator[tuple[str, Sequence[object], str | None]]:
+    """The index ranges that together hold what a listing asks for, each in order.
+
+    Each comes with its parameters, and with its tag where it is a range of one tag.
+    """
     select = f"SELECT {_COLUMNS} FROM trio_alarms_alarms"
     if parked:
         sql = f"{select} INDEXED BY trio_alarms_alarms_parked WHERE host = ? AND parked = 1"
         if tags is None:
-            yield sql, (host,)
+            yield sql, (host,), None
         else:
             marks = ",".join("?" * len(tags))
-            yield f"{sql} AND tag IN ({marks})", (host, *sorted(tags))
+            # The plus keeps SQLite from searching by tag, and so from sorting afterwards.
+            yield f"{sql} AND +tag IN ({marks})", (host, *sorted(tags)), None
         return
     unparked = "" if parked is None else " AND parked = 0"
     for lifecycle in LIFECYCLES:
         if tags is None:
             sql = f"{select} INDEXED BY trio_alarms_alarms_by_wake WHERE host = ? AND lifecycle = ?"
-            yield sql + unparked, (host, lifecycle)
+            yield sql + unparked, (host, lifecycle), None
             continue
         for tag in sorted(tags):
             sql = (
                 f"{select} INDEXED BY trio_alarms_alarms_by_tag"
                 " WHERE host = ? AND lifecycle = ? AND tag = ?"
             )
-            yield sql + unparked, (host, lifecycle, tag)
+            yield sql + unparked, (host, lifecycle, tag), tag
+
+
+def _later_than(after: tuple[int, str, str], tag: str | None) -> tuple[str, Sequence[object]]:
+    """The condition for what comes after a key, as the index of the range can be searched by it."""
+    wake_at, after_tag, after_id = after
+    if tag is None:
+        return "(wake_at, tag, id) > (?, ?, ?)", after
+    if tag == after_tag:
+        return "(wake_at, id) > (?, ?)", (wake_at, after_id)
+    return ("wake_at >= ?" if tag > after_tag else "wake_at > ?"), (wake_at,)
 
 
 def _tags(connection: sqlite3.Connection, host: str, lifecycle: Lifecycle) -> Iterator[str]:
