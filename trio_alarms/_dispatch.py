@@ -341,8 +341,7 @@ class Dispatch:
                 self._handled.append(event)
         else:
             self._failed.append(outcome.failure)
-            if not handling.acknowledged:
-                await self._settle_failure(handling, route, outcome)
+            await self._settle_failure(handling, route, outcome.failure, outcome.action)
         self._parked += handling.parked
 
     async def _fail_undecodable(
@@ -351,21 +350,28 @@ class Dispatch:
         """What cannot be decoded is asked about, and always charged: nothing is deleted (R28)."""
         failure = AlarmFailure(row.ref.tag, row.ref.id, error, None)
         handling = Handling(self._writer, row, None)
-        await self._in_handling(handling, lambda: self._ask(failure))
+        action = await self._in_handling(handling, lambda: self._ask(failure))
         self._failed.append(failure)
-        await self._charge(handling, route, failure, None)
+        await self._charge(handling, route, failure, action)
         self._parked += handling.parked
 
-    async def _settle_failure(self, handling: Handling, route: Route, outcome: _Outcome) -> None:  # noqa: ASYNC910 - the trip for its row is the checkpoint
+    async def _settle_failure(  # noqa: ASYNC910 - the trip for its row is the checkpoint
+        self,
+        handling: Handling,
+        route: Route,
+        failure: AlarmFailure,
+        action: FailureAction | None,
+    ) -> None:
         """Skip or charge a failed handling, as its definition or `on_failure` decided."""
-        action = outcome.action
         decided = route.failure
         if decided is None:
             decided = "retry" if action is None or isinstance(action, Retry) else action
-        if decided == "skip-and-advance-repeat":
+        if not handling.acknowledged and decided == "retry":
+            await self._charge(handling, route, failure, action)
+            return
+        if not handling.acknowledged:
             await self._acknowledge(handling.row, None)
-        elif outcome.failure is not None:
-            await self._charge(handling, route, outcome.failure, action)
+        _log_failure(handling.row, failure, None)
 
     async def _in_handling(self, handling: Handling, function: Callable[[], Awaitable[_T]]) -> _T:
         """Call within the handling; it is over, for all that it left behind, on return (R15)."""
@@ -443,15 +449,8 @@ class Dispatch:
             return  # noqa: ASYNC910 - the trip for its row is the checkpoint
         if route is None:
             self._state.log_unhandled(row.ref.tag)
-        elif failed is not None and (row.attempts == 0 or (failed.parked and not row.parked)):
-            logger.warning(
-                "the handler of the alarm tag %r failed with %s (attempt %d%s)",
-                row.ref.tag,
-                type(failure.error).__name__,
-                failed.attempts,
-                ", now parked" if failed.parked else "",
-                exc_info=failure.error,
-            )
+        else:
+            _log_failure(row, failure, failed)
 
     def _initial_delay(self, route: Route | None, action: FailureAction | None) -> int | None:
         """The first of the definition's, the answer's and the options' delay (R7)."""
@@ -493,6 +492,24 @@ def _move(session: Session, row: DueRow, run_at: int) -> None:
 
 def _no_handler(tag: str) -> StoredAlarmDecodeError:
     return StoredAlarmDecodeError(f"no handler is registered for the alarm tag {tag!r}")
+
+
+def _log_failure(row: AlarmRow, failure: AlarmFailure, charged: AlarmRow | None) -> None:
+    """Log when failures begin and when they park the alarm (R51).
+
+    `charged` is the row after it was charged, `None` where the failure is in no row: then nothing
+    but the log tells of it.
+    """
+    parked = charged is not None and charged.parked and not row.parked
+    if row.attempts == 0 or parked:
+        logger.warning(
+            "the handler of the alarm tag %r failed with %s (attempt %d%s)",
+            failure.tag,
+            type(failure.error).__name__,
+            row.attempts + 1 if charged is None else charged.attempts,
+            ", now parked" if parked else "",
+            exc_info=failure.error,
+        )
 
 
 def _checked_action(action: FailureAction | None) -> FailureAction | None:
