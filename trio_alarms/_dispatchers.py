@@ -48,9 +48,10 @@ _DEFAULT_OPTIONS: Final = DispatchOptions()
 
 @attrs.define(eq=False)
 class Hook:
-    """Whether a hook has dispatched anything itself (R33)."""
+    """What a hook has dispatched itself (R33): anything, and which tags' manual alarms."""
 
     dispatched: bool = False
+    manual_tags: frozenset[str] = frozenset()
 
 
 class DispatchFrame(Frame):
@@ -105,12 +106,18 @@ class Dispatchers:
     async def run_set(self, dispatcher: Dispatcher) -> DispatchResult:
         """Due rows of every tag that is seen; unknown ones fail."""
         return await self._directly(
-            "run", partial(self._run_one, routes_of(dispatcher), dispatcher.options)
+            "run",
+            partial(self._run_one, routes_of(dispatcher), dispatcher.options),
+            manual_tags=dispatcher.manual_tags,
         )
 
     async def run_registration(self, dispatchers: Sequence[Dispatcher]) -> DispatchResult:
         """Every dispatcher concurrently, each with its tags, then the unknown-tag policy (R30)."""
-        return await self._directly("run", partial(self._run_all, dispatchers, None))
+        return await self._directly(
+            "run",
+            partial(self._run_all, dispatchers, None),
+            manual_tags=frozenset(tag for one in dispatchers for tag in one.manual_tags),
+        )
 
     async def run_pass(
         self,
@@ -127,7 +134,11 @@ class Dispatchers:
             frame.over = True
 
     async def _directly(
-        self, operation: str, run: Callable[[DispatchFrame], Awaitable[DispatchResult]]
+        self,
+        operation: str,
+        run: Callable[[DispatchFrame], Awaitable[DispatchResult]],
+        *,
+        manual_tags: frozenset[str] = frozenset(),
     ) -> DispatchResult:
         """Run as part of the pass that the task is inside of, or outside of any (R25)."""
         writer = self._state.writer
@@ -145,6 +156,7 @@ class Dispatchers:
                 # what is due would stay due uncharged, and the next pass would come at once.
                 self._resolve()
                 frame.hook.dispatched = True
+                frame.hook.manual_tags |= manual_tags
             return await run(frame)
         if self._passes.closing:
             raise HostClosingError(
@@ -255,8 +267,11 @@ class Dispatchers:
                 await gathered.add(partial(_no_result, hook))
         finally:
             inner.over = True
+        # A manual alarm that the hook serves may have fallen due since the hook looked. It is
+        # not without a handler: it stays due, and the next delivery brings it.
+        unserved = unowned.narrowed(TagView(excluded=tracked.manual_tags))
         automatic = not tracked.dispatched
-        await gathered.add(partial(self._run_unknown, frame, unowned, automatic=automatic))
+        await gathered.add(partial(self._run_unknown, frame, unserved, automatic=automatic))
 
     async def _run_unknown(
         self, frame: DispatchFrame, view: TagView, *, automatic: bool = True
