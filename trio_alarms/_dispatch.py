@@ -331,7 +331,7 @@ class Dispatch:
             error = await self._call(route, event)
             if error is not None:
                 outcome.failure = AlarmFailure(event.tag, event.id, error, event)
-                outcome.action = await self._ask(outcome.failure)
+                outcome.answer = await self._ask(outcome.failure)
 
         await self._in_handling(handling, run_and_ask)
         if outcome.failure is None:
@@ -341,7 +341,7 @@ class Dispatch:
                 self._handled.append(event)
         else:
             self._failed.append(outcome.failure)
-            await self._settle_failure(handling, route, outcome.failure, outcome.action)
+            await self._settle_failure(handling, route, outcome.failure, outcome.answer)
         self._parked += handling.parked
 
     async def _fail_undecodable(
@@ -350,9 +350,9 @@ class Dispatch:
         """What cannot be decoded is asked about, and always charged: nothing is deleted (R28)."""
         failure = AlarmFailure(row.ref.tag, row.ref.id, error, None)
         handling = Handling(self._writer, row, None)
-        action = await self._in_handling(handling, lambda: self._ask(failure))
+        answer = await self._in_handling(handling, lambda: self._ask(failure))
         self._failed.append(failure)
-        await self._charge(handling, route, failure, action)
+        await self._charge(handling, route, failure, answer.action)
         self._parked += handling.parked
 
     async def _settle_failure(  # noqa: ASYNC910 - the trip for its row is the checkpoint
@@ -360,10 +360,11 @@ class Dispatch:
         handling: Handling,
         route: Route,
         failure: AlarmFailure,
-        action: FailureAction | None,
+        answer: _Answer,
     ) -> None:
         """Skip or charge a failed handling, as its definition or `on_failure` decided."""
-        decided = route.failure
+        action = answer.action
+        decided = "retry" if answer.undecided else route.failure
         if decided is None:
             decided = "retry" if action is None or isinstance(action, Retry) else action
         if not handling.acknowledged and decided == "retry":
@@ -398,17 +399,17 @@ class Dispatch:
             return trio.TooSlowError(f"the handler ran past its timeout of {timeout:g} s")
         return None
 
-    async def _ask(self, failure: AlarmFailure) -> FailureAction | None:
+    async def _ask(self, failure: AlarmFailure) -> _Answer:
         """Ask `on_failure`; what it raises is raised at the end, and the retry is recorded."""
         on_failure = self._plan.options.on_failure
         if on_failure is None:
-            return None  # noqa: ASYNC910 - the trip for its row is the checkpoint
+            return _Answer()  # noqa: ASYNC910 - the trip for its row is the checkpoint
         try:
             action = _checked_action(await on_failure(failure))
         except Exception as error:  # noqa: BLE001 - raised from the pass after the other rows
             self._errors.append(error)
-            return None  # noqa: ASYNC910 - the trip for its row is the checkpoint
-        return action
+            return _Answer(undecided=True)  # noqa: ASYNC910 - the trip for its row is the checkpoint
+        return _Answer(action)
 
     async def _acknowledge(
         self, row: AlarmRow, event: AlarmDue[Any] | None, *, completed_at: int | None = None
@@ -480,10 +481,18 @@ class Dispatch:
         self._stopped = True
 
 
+@attrs.frozen
+class _Answer:
+    """What `on_failure` said. Where it raised, the retry is recorded, whatever is defined (R28)."""
+
+    action: FailureAction | None = None
+    undecided: bool = False
+
+
 @attrs.define
 class _Outcome:
     failure: AlarmFailure | None = None
-    action: FailureAction | None = None
+    answer: _Answer = _Answer()
 
 
 def _move(session: Session, row: DueRow, run_at: int) -> None:
