@@ -222,15 +222,20 @@ async def test_a_drain_that_is_cancelled_cancels_what_runs(
 ) -> None:
     """Cancelling whoever leaves cuts the drain short, and charges nothing (C11)."""
     work = Work()
-    with trio.move_on_after(1) as scope:
-        async with open_host(path, alarms=process_due(work.handle), drain_timeout=60) as host:
-            await _schedule(host, a=30)
-            await trio.testing.wait_all_tasks_blocked()
-    assert scope.cancelled_caught
-    assert work.log == ["a begins", "a is cancelled"]
-    assert trio.current_time() == pytest.approx(1)
-    assert _stored(path) == {"a": (0, 0)}
-    assert _native_alarm(path) == 0
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1) as scope:
+            async with open_host(
+                path, alarms=process_due(work.handle), driver=False, drain_timeout=60
+            ) as host:
+                await _schedule(host, a=30)
+                # In a task that is not cancelled itself.
+                nursery.start_soon(Outcome().of, host.deliver_native_alarm)
+                await trio.testing.wait_all_tasks_blocked()
+        assert scope.cancelled_caught
+        assert work.log == ["a begins", "a is cancelled"]
+        assert trio.current_time() == pytest.approx(1)
+        assert _stored(path) == {"a": (0, 0)}
+        assert _native_alarm(path) == 0
 
 
 async def test_a_pass_that_fails_during_the_drain_is_logged(
@@ -325,18 +330,26 @@ async def test_a_failing_clean_up_of_a_pass_does_not_hide_the_bodys_exception(
     assert _stored(path) == {"a": (0, 0)}
 
 
-async def test_a_cancelled_body_cancels_at_once(path: Path, autojump_clock: object) -> None:
-    """Leaving by a cancellation does not drain (api)."""
+@pytest.mark.parametrize("driver", ["with", "without"])
+async def test_a_cancelled_body_cancels_at_once(
+    path: Path, autojump_clock: object, driver: str
+) -> None:
+    """Leaving by a cancellation does not drain, not even what other tasks run (api)."""
     work = Work()
-    with trio.move_on_after(1) as scope:
-        async with open_host(path, alarms=process_due(work.handle)) as host:
-            await _schedule(host, a=60)
-            await trio.sleep_forever()
-    assert scope.cancelled_caught
-    assert work.log == ["a begins", "a is cancelled"]
-    assert trio.current_time() == pytest.approx(1)
-    assert _stored(path) == {"a": (0, 0)}
-    assert _native_alarm(path) == 0
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1) as scope:
+            async with open_host(
+                path, alarms=process_due(work.handle), driver=driver == "with"
+            ) as host:
+                await _schedule(host, a=60)
+                if driver == "without":
+                    nursery.start_soon(Outcome().of, host.deliver_native_alarm)
+                await trio.sleep_forever()
+        assert scope.cancelled_caught
+        assert work.log == ["a begins", "a is cancelled"]
+        assert trio.current_time() == pytest.approx(1)
+        assert _stored(path) == {"a": (0, 0)}
+        assert _native_alarm(path) == 0
 
 
 async def test_a_handler_that_fails_while_it_is_cancelled_is_charged(
@@ -363,17 +376,22 @@ async def test_leaving_waits_for_a_handler_that_shields_itself(
 ) -> None:
     """What cannot be cancelled is waited for, so that nothing of a host outlives it (R40)."""
     work = Work()
+    outcome = Outcome()
 
     async def shielded(event: AlarmDue[Any]) -> None:
         with trio.CancelScope(shield=True):
             await work.handle(event)
 
-    async with open_host(path, alarms=process_due(shielded), drain_timeout=1) as host:
-        await _schedule(host, a=30)
-        await trio.testing.wait_all_tasks_blocked()
-    assert trio.current_time() == pytest.approx(30)
-    assert work.log == ["a begins", "a ends"]
-    assert _stored(path) == {}
+    async with trio.open_nursery() as nursery:
+        with suppress(LookupError):
+            async with open_host(path, alarms=process_due(shielded), driver=False) as host:
+                await _schedule(host, a=30)
+                nursery.start_soon(outcome.of, host.deliver_native_alarm)
+                await trio.testing.wait_all_tasks_blocked()
+                raise LookupError
+        assert trio.current_time() == pytest.approx(30)
+        assert work.log == ["a begins", "a ends"]
+        assert _stored(path) == {}
 
 
 async def test_leaving_replaces_a_guard_by_the_deadline(path: Path, autojump_clock: object) -> None:
