@@ -497,6 +497,7 @@ async def test_a_computed_deadline_past_the_last_instant_saturates(
     last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
     far = await world.host.scheduler.schedule_alarm("raw", "far", after=timedelta(days=365))
     assert far.run_at == last
+    assert [row.run_at for row in world.rows()] == [86_399_999]
     await world.host.service(Work).schedule_alarm(
         Work.plain, "repeat", run_at=epoch, payload=Note("x"), repeat_every=timedelta(days=365)
     )

@@ -157,13 +157,20 @@ async def test_tag_and_id_are_never_run_together(
     """Pairs whose concatenations are alike are different alarms (R3)."""
     world = await open_world()
     pairs = [("a", "bc"), ("ab", "c"), ("a/b", "c"), ("a", "b/c"), ("A", "bc"), ("a", "BC")]
+    alarms = world.host.scheduler
     for number, (tag, id) in enumerate(pairs):
-        await world.host.scheduler.schedule_alarm(tag, id, run_at=at(number))
+        assert await alarms.get_alarm_status(tag, id) is None
+        # Whoever took another of them for this one would ignore the known progress.
+        await alarms.schedule_alarm(tag, id, run_at=at(number), progress=1)
     await world.step()
+    alarms = world.host.scheduler
     assert [(row.tag, row.id) for row in world.rows()] == pairs
-    for tag, id in pairs:
-        assert await world.host.scheduler.cancel_alarm(tag, id)
-    assert world.rows() == []
+    for number, (tag, id) in enumerate(pairs):
+        status = await alarms.get_alarm_status(tag, id)
+        assert status is not None
+        assert status.run_at == at(number)
+        assert await alarms.cancel_alarm(tag, id)
+        assert [(row.tag, row.id) for row in world.rows()] == pairs[number + 1 :]
 
 
 async def test_ids_are_kept_as_they_are(open_world: OpenWorld, mock_clock: MockClock) -> None:
