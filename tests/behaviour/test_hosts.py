@@ -467,7 +467,8 @@ async def test_a_cancelled_opening_leaves_nothing_behind(
                     nursery.cancel_scope.cancel()
         async with open_host(path, storage=storage) as host:
             await host.scheduler.schedule_alarm("job", str(checkpoints), after=60)
-    assert 0 < opened < 30
+    if executor == "inline":
+        assert 0 < opened < 30
     assert len(_rows(path)) == 30
 
 
