@@ -14,15 +14,8 @@ import trio
 
 from ._codec import decode_json
 from ._context import Frame, find
-from ._dispatch import (
-    MANUAL_CONCURRENCY,
-    Dispatch,
-    DispatchState,
-    FindRoute,
-    Plan,
-    Route,
-    routes_of,
-)
+from ._dispatch import MANUAL_CONCURRENCY, Dispatch
+from ._dispatch_plan import DispatchState, FindRoute, Plan, Route, routes_of
 from ._errors import AlarmError, AlarmPassError, HostClosingError
 from ._events import current_event
 from ._handling import current_handling

@@ -52,6 +52,9 @@ class Driver:
         self._sleeping: trio.CancelScope | None = None
         # Invariant: true if the native alarm may have changed since it was last read.
         self._stale = True
+        # Invariant: true while a delivery is under way. What fails outside of one has changed
+        # nothing, so that the next try would fail at once again.
+        self._delivering = False
 
     def wake(self) -> None:
         """The native alarm has changed, or the host is closing; not a checkpoint."""
@@ -76,8 +79,10 @@ class Driver:
 
     async def _step(self) -> None:
         self._stale = False
+        self._delivering = False
         target = await self._deliveries.read_native_alarm()
         if target is not None and target <= self._deliveries.clock.now_ms():
+            self._delivering = True
             await self._deliveries.deliver()
             self._episodes.end()
         else:
@@ -102,7 +107,7 @@ class Driver:
                 self._sleeping = None
 
     async def _after_failure(self, error: Exception) -> None:  # noqa: ASYNC910 - each step reads the native alarm, which is one
-        seconds = self._episodes.seconds_to_wait(error)
+        seconds = self._episodes.seconds_to_wait(error, backs_off=not self._delivering)
         self._deliveries.report_pass_failure(error)
         if seconds:
             await trio.sleep(seconds)

@@ -66,8 +66,12 @@ class Episodes:
         if others:
             logger.error("an alarm pass failed: %r", type(others[0]).__name__, exc_info=error)
 
-    def seconds_to_wait(self, error: Exception) -> float:
+    def seconds_to_wait(self, error: Exception, *, backs_off: bool = False) -> float:
         """How long to leave a failing storage alone; 0 where the storage did not fail.
+
+        Args:
+            error: What failed.
+            backs_off: Whether to back off from whatever it is.
 
         Raises:
             StorageOperationError: The database is corrupt, which ends the host.
@@ -78,11 +82,12 @@ class Episodes:
             if condition == "corrupt":
                 raise leaf
             conditions.append(condition)
-        if "failing" in conditions:
+        locked = "locked" in conditions
+        if "failing" in conditions or (backs_off and not locked):
             seconds = self._back_off
             self._back_off = min(2 * seconds, _LONGEST_BACK_OFF_SECONDS)
             return seconds
-        return LOCKED_RETRY_SECONDS if "locked" in conditions else 0.0
+        return LOCKED_RETRY_SECONDS if locked else 0.0
 
 
 def storage_condition(error: Exception) -> str | None:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ._registrations import HandlerSet
     from ._reporting import Reporter
     from ._scheduler import AlarmTransaction
-    from ._transactions import HostWriter
+    from ._writer import HostWriter
 
 CustomDispatcher: TypeAlias = "Callable[[AlarmHost], Awaitable[object]]"
 

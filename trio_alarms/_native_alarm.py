@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ._store._native import NativeState
     from ._store._session import Session
-    from ._transactions import HostWriter
+    from ._writer import HostWriter
 
 _FIRST_RETRY_MS: Final = 1_000
 _LONGEST_RETRY_MS: Final = 64_000

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from ._configuration import ResolvedConfiguration
     from ._events import EventScope
-    from ._transactions import HostWriter
     from ._wakes import ActivePass, Wakes
+    from ._writer import HostWriter
 
 SLOW_PASS_SECONDS: Final = 30.0
 _RENEWAL_RETRY_SECONDS: Final = 0.5

@@ -11,7 +11,7 @@ import trio
 from ._configuration import resolve_configuration
 from ._context import context_outside
 from ._database import Database, Gate, acquire_database, release_database
-from ._dispatch import DispatchState
+from ._dispatch_plan import DispatchState
 from ._dispatchers import Dispatchers
 from ._driver import Driver
 from ._episodes import Episodes
@@ -22,8 +22,8 @@ from ._passes import Passes
 from ._store import _alarms, _native
 from ._store._native import Reconciliation
 from ._store._session import Session
-from ._transactions import HostWriter
 from ._wakes import Wakes
+from ._writer import HostWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ._requests import AlarmView
     from ._store._connection import Connection
     from ._store._session import Session
-    from ._transactions import HostWriter
     from ._wakes import Wakes
+    from ._writer import HostWriter
 
 T = TypeVar("T")
 

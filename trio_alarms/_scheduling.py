@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ._store._connection import Connection
     from ._store._session import Session
     from ._time import Duration
-    from ._transactions import HostWriter
+    from ._writer import HostWriter
 
 P = TypeVar("P")
 T = TypeVar("T")

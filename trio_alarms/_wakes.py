@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ._configuration import ResolvedConfiguration
     from ._store._session import Session
-    from ._transactions import HostWriter
+    from ._writer import HostWriter
 
 
 @attrs.define(eq=False)
