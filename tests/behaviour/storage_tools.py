@@ -77,7 +77,7 @@ class Cancelled:
 
     result: Any = None
     error: BaseException | None = None
-    # Whether it raised `trio.Cancelled`.
+    # Whether it raised `trio.Cancelled`, which its scope then caught.
     cancelled: bool = False
     # Whether the cancellation came at all: false once the operation has fewer steps.
     reached: bool = False
@@ -125,13 +125,11 @@ async def cancelled_at(
             instrument.task = trio.lowlevel.current_task()
             try:
                 outcome.result = await operation()
-            except trio.Cancelled:
-                outcome.cancelled = True
-                raise
             except Exception as error:  # noqa: BLE001 - handed to the test
                 outcome.error = error
             finally:
                 instrument.task = None
+        outcome.cancelled = scope.cancelled_caught
 
     trio.lowlevel.add_instrument(instrument)
     try:
