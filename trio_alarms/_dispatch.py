@@ -57,9 +57,10 @@ class Dispatch:
                     await self._run_rows(automatic, permits)
             await self._move_after()
         finally:
-            # A manual row stays in hand until it is moved (R6).
+            # A manual row stays in hand until it is moved (R6). A newer one may be in hand by now.
             for due in self._manual_started:
-                self._writer.in_hand.pop(due.ref, None)
+                if self._writer.in_hand.get(due.ref) == due.revision:
+                    del self._writer.in_hand[due.ref]
         return self._tally.result()
 
     async def _forget_settled(self) -> None:  # noqa: ASYNC910 - choosing what is due is one
@@ -162,7 +163,11 @@ class Dispatch:
         row = await self._writer.look(lambda session: session.read(due.ref), name="dispatch")
         if row is None or row.revision != due.revision:
             return None
-        if row.ref in self._writer.in_hand or self._tally.stopped or self._state.closing:
+        # A manual row that was replaced after its handler had ended is no longer in hand (R6).
+        in_hand = self._writer.in_hand.get(row.ref) == row.revision
+        if in_hand or row.ref in self._state.running:
+            return None
+        if self._tally.stopped or self._state.closing:
             return None
         handled = self._state.unacknowledged.get(row.ref)
         if handled is not None and handled.revision == row.revision:
@@ -174,8 +179,8 @@ class Dispatch:
 
     async def _handle(self, row: AlarmRow, due: DueRow) -> None:
         route = self._plan.find_route(row.ref.tag)
-        running = object()
-        self._state.running[running] = (row.ref.tag, trio.current_time())
+        # Invariant: since `_take` looked there was no checkpoint, so it does not run twice (R27).
+        self._state.running[row.ref] = trio.current_time()
         try:
             if row.lifecycle == "manual":
                 self._manual_started.append(due)
@@ -184,7 +189,7 @@ class Dispatch:
             else:
                 await self._handlers.handle_automatic(row, route)
         finally:
-            del self._state.running[running]
+            del self._state.running[row.ref]
 
     def _serves_manual(self, tag: str) -> bool:
         route = self._plan.find_route(tag)

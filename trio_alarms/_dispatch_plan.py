@@ -55,15 +55,16 @@ class DispatchState:
     writer: HostWriter
     # Invariant: each entry's row was handled; the handler does not run again for that revision.
     unacknowledged: dict[AlarmRef, Unacknowledged] = attrs.Factory(dict[AlarmRef, Unacknowledged])
-    running: dict[object, tuple[str, float]] = attrs.Factory(dict[object, tuple[str, float]])
+    # The handlers that run, with the Trio time at which each started.
+    running: dict[AlarmRef, float] = attrs.Factory(dict[AlarmRef, float])
     logged_tags: set[str] = attrs.Factory(set[str])
     closing: bool = False
 
     def running_tags(self) -> dict[str, float]:
         """The tags of the handlers that run, with the Trio time at which the first started."""
         tags: dict[str, float] = {}
-        for tag, since in self.running.values():
-            tags[tag] = min(since, tags.get(tag, since))
+        for ref, since in self.running.items():
+            tags[ref.tag] = min(since, tags.get(ref.tag, since))
         return tags
 
     def log_unhandled(self, tag: str) -> None:
