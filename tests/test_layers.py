@@ -64,6 +64,7 @@ STORE_ORDER = (
     "_schema",
     "_files",
     "_lock",
+    "_seam",
     "_connection",
     "_alarms",
     "_native",

@@ -16,17 +16,18 @@ import trio
 
 from ._clock import runs_on_mock_clock
 from ._errors import StorageOperationError
+from ._storage_options import StorageOptions
 from ._store._connection import Connection, is_busy, open_reader, open_writer, use_wal
 from ._store._executor import Executor, InlineExecutor, ThreadExecutor
 from ._store._files import DatabaseFile, discard, locate
 from ._store._lock import HostLock, acquire_host_lock
+from ._store._seam import current_seam
 from ._store._schema import SCHEMA_VERSION, migrate, read_version, refuse_newer
 from ._store._session import CommitProbe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ._storage_options import StorageOptions
     from ._transactions import OpenTransaction
 
 T = TypeVar("T")
@@ -119,6 +120,7 @@ class Database:
         self._read_executor: Executor = InlineExecutor() if inline else ThreadExecutor()
         self._writer: Connection | None = None
         self._reader: Connection | None = None
+        self._seam = current_seam()
         self.probe = CommitProbe(file.path, busy_timeout_ms=self._busy_ms)
 
     @property
@@ -156,6 +158,8 @@ class Database:
     async def run(self, function: Callable[[], T], gate: Gate, *, operation: str) -> T:
         """Call `function` where the writer lives; SQLite's errors become ours."""
         gate.check(operation)
+        if self._seam is not None:
+            self._seam.before_trip(operation)
         return await self._executor.run(partial(_guarded, function, gate, operation))
 
     async def read(self, function: Callable[[Connection], T], gate: Gate, *, operation: str) -> T:
@@ -191,6 +195,7 @@ class Database:
         writer = open_writer(
             path, synchronous=self.options.synchronous, busy_timeout_ms=self._busy_ms
         )
+        writer.seam = self._seam
         try:
             # Looked at again: an immutable look at the file saw no write-ahead log.
             refuse_newer(read_version(writer.raw), path)
@@ -239,11 +244,12 @@ _registry: Final[dict[tuple[int, int], Database]] = {}
 _registry_lock: Final = threading.Lock()
 
 
-async def acquire_database(path: object, options: StorageOptions, name: str) -> Database:
+async def acquire_database(path: object, options: StorageOptions | None, name: str) -> Database:
     """The database of this file, with the lock of the host called `name`.
 
-    Opened if nobody in this process has it open yet. Cancellable while it waits for another
-    process's lock or for another task that opens or closes the file; then nothing is left behind.
+    Opened if nobody in this process has it open yet; with `options=None` those in use will do.
+    Cancellable while it waits for another process's lock or for another task that opens or closes
+    the file; then nothing is left behind.
 
     Raises:
         InvalidScheduleConfigurationError: `path` is not a path.
@@ -256,7 +262,7 @@ async def acquire_database(path: object, options: StorageOptions, name: str) -> 
             database = _registry.get(file.identity)
             leads = database is None
             if database is None:
-                database = _registry[file.identity] = Database(file, options)
+                database = _registry[file.identity] = Database(file, options or StorageOptions())
             else:
                 _refuse_other_use(database, options, name)
             joins = leads or database.stage == "open"
@@ -299,7 +305,7 @@ async def release_database(database: Database, name: str) -> None:  # noqa: ASYN
         database.enter_stage("closed")
 
 
-def _refuse_other_use(database: Database, options: StorageOptions, name: str) -> None:
+def _refuse_other_use(database: Database, options: StorageOptions | None, name: str) -> None:
     path = database.file.path
     if database.token is not trio.lowlevel.current_trio_token():
         raise StorageOperationError(
@@ -308,7 +314,7 @@ def _refuse_other_use(database: Database, options: StorageOptions, name: str) ->
         )
     if database.stage == "closing":
         return
-    if database.options != options:
+    if options is not None and database.options != options:
         raise StorageOperationError(
             f"{path!r} is open in this process with {database.options!r}; all its hosts share one"
             " writer, so they need the same StorageOptions",

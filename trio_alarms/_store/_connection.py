@@ -14,6 +14,8 @@ from ._files import database_uri
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ._seam import Seam
+
 T = TypeVar("T")
 _Opened = TypeVar("_Opened", sqlite3.Cursor, sqlite3.Blob)
 
@@ -142,6 +144,7 @@ class Connection:
         # Invariant: true only while a function of the application's runs in `call`.
         self._savepoints_allowed = False
         self._refused: str | None = None
+        self.seam: Seam | None = None
         raw.set_authorizer(self._authorize)
 
     @property
@@ -161,7 +164,11 @@ class Connection:
 
     def commit(self) -> None:
         """Commit the open transaction."""
+        if self.seam is not None:
+            self.seam.before_commit()
         self._control("COMMIT /* trio_alarms */")
+        if self.seam is not None:
+            self.seam.after_commit()
 
     def rollback(self) -> None:
         """Roll back what is open, if anything is."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._runtime import HostRuntime
     from .._store._session import Session
 
-_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _INLINE: Final = StorageOptions(executor="inline")
 
 
@@ -72,6 +72,11 @@ class AlarmHarness:
         self._failures: list[Exception] = []
         self._process = _Process()
         self._host: AlarmHost
+
+    @property
+    def database(self) -> str | PathLike[str]:
+        """The path of the database file."""
+        return self._database
 
     @property
     def host(self) -> AlarmHost:
@@ -245,7 +250,7 @@ async def open_test_host(
     database: str | PathLike[str] = PRIVATE_DATABASE,
     *,
     driver: bool = False,
-    epoch: datetime = _EPOCH,
+    epoch: datetime = EPOCH,
     storage: StorageOptions = _INLINE,
     **options: Any,
 ) -> AsyncIterator[AlarmHarness]:
