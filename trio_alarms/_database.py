@@ -21,8 +21,8 @@ from ._store._connection import Connection, is_busy, open_reader, open_writer, u
 from ._store._executor import Executor, InlineExecutor, ThreadExecutor
 from ._store._files import DatabaseFile, discard, locate
 from ._store._lock import HostLock, acquire_host_lock
-from ._store._seam import current_seam
 from ._store._schema import SCHEMA_VERSION, migrate, read_version, refuse_newer
+from ._store._seam import current_seam
 from ._store._session import CommitProbe
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -14,6 +14,7 @@ from ._database import Gate, acquire_database, release_database
 from ._errors import InvalidAlarmRefError, StorageOperationError
 from ._names import MAX_HOST_NAME_LENGTH, require_name
 from ._storage_options import StorageOptions
+from ._store._connection import is_busy
 from ._store._effect_cf import drop_effect_cf, has_effect_cf_tables, read_effect_cf
 from ._store._files import database_uri, locate
 from ._store._native import Reconciliation
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from ._database import Database
     from ._model import AlarmRef
 
-_STORAGE: Final = StorageOptions()
+_BUSY_SECONDS: Final = StorageOptions().busy_timeout_seconds
+_RETRY_SECONDS: Final = 0.02
 
 
 async def import_effect_cf(database: str | PathLike[str], *, name: str = "default") -> int:
@@ -56,9 +58,9 @@ async def import_effect_cf(database: str | PathLike[str], *, name: str = "defaul
         name, parameter="name", error=InvalidAlarmRefError, maximum=MAX_HOST_NAME_LENGTH
     )
     await trio.lowlevel.checkpoint()
-    if not _holds_effect_cf(database):
+    if not await _holds_effect_cf(database):
         return 0
-    opened = await acquire_database(database, _STORAGE, host)
+    opened = await acquire_database(database, None, host)
     try:
         return await _take_over(opened, host)
     finally:
@@ -68,7 +70,13 @@ async def import_effect_cf(database: str | PathLike[str], *, name: str = "defaul
 
 async def _take_over(opened: Database, host: str) -> int:
     gate = Gate()
-    await opened.queue.acquire()
+    # Bounded, since the task itself may be inside the block that has the turn (R12).
+    with trio.move_on_after(opened.options.busy_timeout_seconds) as bound:
+        await opened.queue.acquire()
+    if bound.cancelled_caught:
+        raise StorageOperationError(
+            "import: another task kept the turn to write for too long", operation="import"
+        )
     try:
         return await opened.until_unlocked(
             partial(opened.run, partial(_import_trip, opened, host), gate, operation="import")
@@ -104,19 +112,24 @@ def _refuse_existing(session: Session, ref: AlarmRef) -> None:
         )
 
 
-def _holds_effect_cf(database: str | PathLike[str]) -> bool:
-    """Look for the old tables without writing anything."""
-    if isinstance(database, str | Path) and not Path(database).exists():
-        missing = FileNotFoundError(f"no such file: {str(database)!r}")
-        raise StorageOperationError(
-            f"import: there is no database {str(database)!r}", operation="import"
-        ) from missing
-    file = locate(database, supported_version=SCHEMA_VERSION)
-    try:
-        connection = sqlite3.connect(database_uri(file.path, mode="ro"), uri=True)
+async def _holds_effect_cf(database: str | PathLike[str]) -> bool:
+    """Look for the old tables without writing anything; wait for another process's lock."""
+    file = locate(database, supported_version=SCHEMA_VERSION, create=False)
+    deadline = trio.current_time() + _BUSY_SECONDS
+    while True:
         try:
-            return has_effect_cf_tables(connection)
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise StorageOperationError(f"import: {error}", operation="import") from error
+            return _look(file.path)
+        except sqlite3.Error as error:
+            if not is_busy(error) or trio.current_time() >= deadline:
+                raise StorageOperationError(f"import: {error}", operation="import") from error
+        await trio.sleep(_RETRY_SECONDS)
+
+
+def _look(path: str) -> bool:
+    uri = database_uri(path, mode="ro")
+    with closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:
+        if not has_effect_cf_tables(connection):
+            return False
+        # What cannot be taken over is refused before anything is created; it is read again.
+        read_effect_cf(connection)
+        return True

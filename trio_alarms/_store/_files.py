@@ -61,6 +61,7 @@ def locate(
     *,
     supported_version: int,
     open_already: Container[tuple[int, int]] = (),
+    create: bool = True,
 ) -> DatabaseFile:
     """Find the database file, or create an empty one, and look at it read-only (R60).
 
@@ -73,6 +74,7 @@ def locate(
         supported_version: the newest schema version that the caller knows.
         open_already: the identities of files that this process opens or has open, which are not
             looked at again.
+        create: whether a missing file is a new database; else it is refused.
 
     Raises:
         InvalidScheduleConfigurationError: `database` is no path.
@@ -80,11 +82,11 @@ def locate(
             `OSError` or the `sqlite3.Error`, except for a schema that is too new.
     """
     given = _path_of(database)
-    if given == PRIVATE_DATABASE:
+    if given == PRIVATE_DATABASE and create:
         return _create_private()
     try:
         path = os.path.realpath(given)
-        status, created = _stat_or_create(path)
+        status, created = _stat_or_create(path) if create else (Path(path).stat(), False)
         _require_usable(path, status)
     except OSError as error:
         raise _refusal(given, error.strerror or str(error)) from error
