@@ -67,9 +67,10 @@ def holds_cancelled(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-def raise_single(group: BaseExceptionGroup[BaseException]) -> None:
+def raise_single(error: BaseException) -> None:
     """Raise what a nursery wrapped, where that is a single error."""
-    if len(group.exceptions) == 1:
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    if isinstance(error, BaseExceptionGroup) and len(group.exceptions) == 1:
         raise group.exceptions[0]
 
 
