@@ -18,7 +18,7 @@ from ._time import saturated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._model import AlarmRow, DispatchResult, Lifecycle
+    from ._model import AlarmRef, AlarmRow, DispatchResult, Lifecycle
     from ._store._connection import Connection
     from ._store._session import Session
 
@@ -57,10 +57,9 @@ class Dispatch:
                     await self._run_rows(automatic, permits)
             await self._move_after()
         finally:
-            # A manual row stays in hand until it is moved (R6). A newer one may be in hand by now.
+            # A manual row stays in hand until it is moved (R6).
             for due in self._manual_started:
-                if self._writer.in_hand.get(due.ref) == due.revision:
-                    del self._writer.in_hand[due.ref]
+                self._let_go(due.ref, due.revision)
         return self._tally.result()
 
     async def _forget_settled(self) -> None:  # noqa: ASYNC910 - choosing what is due is one
@@ -77,6 +76,7 @@ class Dispatch:
             handled = remembered.get(ref)
             if handled is not None and (row is None or row.revision != handled.revision):
                 del remembered[ref]
+                self._let_go(ref, handled.revision)
 
     async def _choose(self) -> tuple[list[DueRow], list[DueRow]]:
         plan, host = self._plan, self._writer.name
@@ -152,7 +152,7 @@ class Dispatch:
                     await self._handle(row, due)
                 finally:
                     if row.lifecycle == "automatic":
-                        self._writer.in_hand.pop(row.ref, None)
+                        self._let_go(row.ref, row.revision)
         except StorageOperationError as error:
             self._tally.stop(error)
         finally:
@@ -163,15 +163,15 @@ class Dispatch:
         row = await self._writer.look(lambda session: session.read(due.ref), name="dispatch")
         if row is None or row.revision != due.revision:
             return None
-        # A manual row that was replaced after its handler had ended is no longer in hand (R6).
-        in_hand = self._writer.in_hand.get(row.ref) == row.revision
-        if in_hand or row.ref in self._state.running:
-            return None
-        if self._tally.stopped or self._state.closing:
+        if row.ref in self._state.running or self._tally.stopped or self._state.closing:
             return None
         handled = self._state.unacknowledged.get(row.ref)
         if handled is not None and handled.revision == row.revision:
             await self._handlers.acknowledge(row, handled.event, completed_at=handled.completed_at)
+            self._let_go(row.ref, row.revision)
+            return None
+        # A manual row that was replaced after its handler had ended is no longer in hand (R6).
+        if self._writer.in_hand.get(row.ref) == row.revision:
             return None
         # Invariant: between the re-read's turn and this line there is no checkpoint (R6).
         self._writer.in_hand[row.ref] = row.revision
@@ -190,6 +190,15 @@ class Dispatch:
                 await self._handlers.handle_automatic(row, route)
         finally:
             del self._state.running[row.ref]
+
+    def _let_go(self, ref: AlarmRef, revision: bytes) -> None:
+        """A row is no longer in hand, unless it still is to be acknowledged (R6, R53)."""
+        handled = self._state.unacknowledged.get(ref)
+        if handled is not None and handled.revision == revision:
+            return
+        # A newer one may be in hand by now.
+        if self._writer.in_hand.get(ref) == revision:
+            del self._writer.in_hand[ref]
 
     def _serves_manual(self, tag: str) -> bool:
         route = self._plan.find_route(tag)
