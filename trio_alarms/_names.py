@@ -32,18 +32,18 @@ def require_name(
     Raises:
         error: `value` is no such str.
     """
-    problem = _problem(value, maximum)
-    if problem is not None:
+    # The characters themselves: what a subclass, such as an enum's member, prints may be another.
+    text = str.__str__(value) if isinstance(value, str) else None
+    problem = describe(value) if text is None else _problem(text, maximum)
+    if text is None or problem is not None:
         raise error(
             f"{parameter} must be a non-empty str of at most {maximum} characters, without NUL and"
             f" lone surrogates, not {problem}"
         )
-    return str(value)
+    return text
 
 
-def _problem(value: object, maximum: int) -> str | None:
-    if not isinstance(value, str):
-        return describe(value)
+def _problem(value: str, maximum: int) -> str | None:
     if not value:
         return "an empty one"
     if len(value) > maximum:
