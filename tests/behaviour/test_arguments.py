@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from contextlib import asynccontextmanager
@@ -397,6 +398,26 @@ async def test_names_of_the_greatest_length_are_taken(
     await world.host.scheduler.schedule_alarm(name, name, run_at=at(0))
     await world.step()
     assert await world.host.scheduler.cancel_alarm(name, name)
+
+
+class Kind(str, enum.Enum):  # noqa: UP042 - unlike a StrEnum it does not print as its value
+    """Names as an application may keep them."""
+
+    EXPIRE = "app/expire"
+
+
+async def test_a_member_of_an_enum_of_strings_is_its_value(
+    open_world: OpenWorld, mock_clock: MockClock
+) -> None:
+    """The characters count, and not how the object prints (R3)."""
+    assert str(Kind.EXPIRE) != Kind.EXPIRE.value
+    world = await open_world(name=Kind.EXPIRE)
+    await world.host.scheduler.schedule_alarm(Kind.EXPIRE, Kind.EXPIRE, run_at=at(0))
+    await world.step()
+    assert world.host.name == "app/expire"
+    assert [(row.tag, row.id) for row in world.rows()] == [("app/expire", "app/expire")]
+    assert Alarm(None, tag=Kind.EXPIRE).tag == "app/expire"
+    assert await world.host.scheduler.cancel_alarm("app/expire", Kind.EXPIRE)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "cancel_alarm", "get_alarm_status", "list_alarms"])

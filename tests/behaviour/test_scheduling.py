@@ -32,6 +32,7 @@ from trio_alarms import (
     InvalidRepeatEveryError,
     Retry,
     ScheduleConfiguration,
+    StorageOptions,
     define,
     schedule_configuration,
 )
@@ -256,16 +257,17 @@ async def test_deadlines_are_rounded_up_and_returned_in_utc(
     assert status.run_at.tzinfo is UTC
 
 
+@pytest.mark.parametrize("year", [1, 1969, 1970, 1999])
 async def test_a_deadline_in_the_past_is_due_at_once(
-    open_world: OpenWorld, mock_clock: MockClock
+    open_world: OpenWorld, mock_clock: MockClock, year: int
 ) -> None:
     """It is dispatched by the next delivery, with the deadline that was given (R4, C02)."""
     handler = Recorder()
     world = await open_world(alarms=work(handler))
-    await plain(world, run_at=datetime(1999, 1, 1, tzinfo=UTC))
+    await plain(world, run_at=datetime(year, 1, 1, tzinfo=UTC))
     await world.step()
     assert await world.harness.deliver()
-    assert [event.scheduled_at for event in handler.events] == [datetime(1999, 1, 1, tzinfo=UTC)]
+    assert [event.scheduled_at for event in handler.events] == [datetime(year, 1, 1, tzinfo=UTC)]
 
 
 async def test_the_driver_fires_a_past_deadline_at_once(
@@ -517,7 +519,9 @@ async def test_three_hundred_killed_starts_deliver_once(
 ) -> None:
     """However often a start ensures and dies, there is one row and one delivery (C07)."""
     handler = Recorder()
-    world = await open_inline_world(alarms=work(handler))
+    # It is opened so often, and no power is lost.
+    options = StorageOptions(executor="inline", synchronous="off")
+    world = await open_inline_world(alarms=work(handler), storage=options)
     for _ in range(300):
         await plain(world, "ensure_alarm", run_at=at(30_000))
         assert len(world.rows()) == 1
