@@ -1,22 +1,34 @@
-"""Bad arguments: a clear error at the call, and nothing stored."""
+"""Bad arguments of schedulers: a clear error at the call, and nothing stored."""
 
 from __future__ import annotations
 
 import enum
 import math
-import re
-from contextlib import asynccontextmanager
-from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 from trio.testing import MockClock
 
-from tests.behaviour.work_service import Note, Recorder, Work, at, succeed, work
+from tests.behaviour.bad_arguments import (
+    BAD_DURATIONS,
+    BAD_INSTANTS,
+    BAD_NAMES,
+    CONTENT,
+    DURATION_RULE,
+    NAME_RULE,
+    Bad,
+    assert_nothing_stored,
+    assert_says,
+    bad,
+    nested,
+    synchronous,
+    type_of,
+)
+from tests.behaviour.work_service import Note, Work, at, succeed, work
 from trio_alarms import (
     Alarm,
-    AlarmError,
     AlarmRecord,
     AlarmRef,
     AlarmService,
@@ -29,96 +41,16 @@ from trio_alarms import (
     InvalidScheduleConfigurationError,
     ScheduleConfiguration,
     StorageOptions,
-    define,
-    open_host,
     process_due,
     schedule_configuration,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from tests.behaviour.conftest import OpenWorld
-    from trio_alarms import AlarmHost, AlarmParked
+    from trio_alarms import AlarmHost
 
 METHODS = ["schedule_alarm", "schedule_alarm_earlier", "ensure_alarm"]
-CONTENT = "what no error may show"
-NAME_RULE = "without NUL and lone surrogates"
-DURATION_RULE = "a timedelta or a number of seconds"
-ZONE_AHEAD, ZONE_BEHIND = timezone(timedelta(hours=12)), timezone(-timedelta(hours=12))
 
-
-class BrokenZone(tzinfo):
-    """A time zone that cannot say its offset."""
-
-    tzname = dst = None  # type: ignore[assignment]  # a zone needs no more than its offset
-
-    def utcoffset(self, _when: datetime | None) -> timedelta:
-        """Fail."""
-        raise ValueError(CONTENT)
-
-
-@attrs.frozen
-class Bad:
-    """Bad arguments, the error that they raise, and words that its message has to have."""
-
-    given: dict[str, Any]
-    error: type[AlarmError]
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return "-".join(f"{name}={type(value).__name__}" for name, value in self.given.items())
-
-
-def bad(error: type[AlarmError], *words: str, **given: Any) -> Bad:
-    """A case of the tables below."""
-    return Bad(given, error, words)
-
-
-BAD_NAMES: list[tuple[Any, str]] = [
-    ("", "an empty one"),
-    ("x" * 513, "513 characters"),
-    ("a\0b", "NUL"),
-    ("\ud800", "surrogate"),
-    (7, "not 7"),
-    (None, "not None"),
-    (True, "not True"),
-    (b"a", "bytes"),
-    (["a"], "list"),
-]
-
-BAD_DURATIONS: list[tuple[Any, str]] = [
-    (-1, "not -1"),
-    (-0.001, "-0.001"),
-    (math.nan, "nan"),
-    (math.inf, "inf"),
-    (1e18, r"1e\+18"),
-    (10**12, "1000000000000"),
-    (10**5000, "an int of 16610 bits"),
-    (1_000_000_000_000.0, r"1e\+12|1000000000000"),
-    (True, "True"),
-    ("5", "str"),
-    (timedelta(-1), "days=-1"),
-    (timedelta(days=36_526), "days=36526"),
-    (timedelta.max, "days=999999999"),
-    ([5], "list"),
-]
-
-BAD_INSTANTS: list[tuple[Any, str]] = [
-    (datetime(2000, 1, 1), r"replace\(tzinfo=UTC\).*astimezone"),  # noqa: DTZ001 - that is the case
-    (date(2000, 1, 1), "aware datetime"),
-    ("2000-01-01T00:00:00Z", "str"),
-    (946_684_800, "946684800"),
-    (946_684_800_000, "946684800000"),
-    (0.5, "0.5"),
-    (True, "True"),
-    (timedelta(seconds=5), "seconds=5"),
-    (datetime.max.replace(tzinfo=UTC), "9999-12-31"),
-    (datetime.max.replace(tzinfo=ZONE_BEHIND), "9999-12-31"),
-    (datetime.min.replace(tzinfo=ZONE_AHEAD), "0001-01-01"),
-    (datetime(2000, 1, 1, tzinfo=BrokenZone()), "time zone"),
-]
 
 SCHEDULING = [
     *(bad(InvalidAlarmRefError, "^alarm must be", words, alarm=name) for name, words in BAD_NAMES),
@@ -203,27 +135,6 @@ BAD_PAYLOADS: list[tuple[Any, str]] = [
 ]
 
 
-def type_of(value: object) -> str:
-    """The id of a case: values themselves are long, odd or not printable."""
-    return type(value).__name__
-
-
-def nested(depth: int) -> Any:
-    """Lists within each other."""
-    value: Any = []
-    for _ in range(depth - 1):
-        value = [value]
-    return value
-
-
-def assert_says(error: AlarmError, words: tuple[str, ...]) -> None:
-    """The message has all the words, is of a readable length, and keeps the secret."""
-    for each in words:
-        assert re.search(each, str(error), re.DOTALL), f"{each!r} is not in {str(error)[:300]!r}"
-    assert len(str(error)) < 500
-    assert CONTENT not in str(error)
-
-
 async def assert_refused(host: AlarmHost, case: Bad, *arguments: Any, **given: Any) -> None:
     """Every scheduling method refuses it, standalone and in a block, which can go on."""
     for method in METHODS:
@@ -235,12 +146,6 @@ async def assert_refused(host: AlarmHost, case: Bad, *arguments: Any, **given: A
             with pytest.raises(case.error) as caught:
                 await getattr(tx, method)(*arguments, **given)
             assert_says(caught.value, case.words)
-
-
-async def assert_nothing_stored(host: AlarmHost) -> None:
-    """Neither an alarm nor the mark of a managed host."""
-    assert await host.storage.query("SELECT * FROM trio_alarms_alarms") == []
-    assert await host.storage.query("SELECT * FROM trio_alarms_hosts") == []
 
 
 # Scheduling
@@ -473,136 +378,6 @@ async def test_a_contradictory_policy_is_refused_where_it_is_used(
     await assert_nothing_stored(world.host)
 
 
-# Extreme times
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"run_at": datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)},
-        {"run_at": datetime(9999, 1, 1, tzinfo=ZONE_BEHIND)},
-        {"after": 36_525 * 86_400},
-        {"after": timedelta(days=36_525)},
-        {"after": 3e9},
-        {"run_at": datetime.max.replace(microsecond=0, tzinfo=ZONE_AHEAD)},
-        {"after": 60, "repeat_every": timedelta(days=36_525)},
-        {"run_at": at(60_000), "progress": 2**63 - 1},
-    ],
-)
-async def test_extreme_times_are_stored_and_simply_not_due(
-    open_world: OpenWorld, mock_clock: MockClock, options: dict[str, Any]
-) -> None:
-    """They come back as given, and another alarm still fires in a second (C03)."""
-    handler = Recorder()
-    world = await open_world(alarms=work(handler))
-    status = await world.host.service(Work).schedule_alarm(
-        Work.plain, "far", payload=Note("x"), **options
-    )
-    if "run_at" in options:
-        assert status.run_at == options["run_at"]
-    await world.host.service(Work).schedule_alarm(Work.plain, "near", after=1, payload=Note("x"))
-    before = world.row("plain", "far")
-    await world.step()
-    await world.harness.advance(1)
-    assert (handler.ids, handler.ran_at) == (["near"], [1_000])
-    assert world.row("plain", "far") == before
-
-
-async def test_a_computed_deadline_past_the_last_instant_saturates(
-    open_world: OpenWorld, mock_clock: MockClock
-) -> None:
-    """Durations from near the end of time end at its end (C03)."""
-    epoch = datetime(9999, 12, 31, tzinfo=UTC)
-    handler = Recorder(failures=1)
-    world = await open_world(alarms=work(handler), epoch=epoch)
-    last = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
-    far = await world.host.scheduler.schedule_alarm("raw", "far", after=timedelta(days=365))
-    assert far.run_at == last
-    assert [row.run_at for row in world.rows()] == [86_399_999]
-    await world.host.service(Work).schedule_alarm(
-        Work.plain, "repeat", run_at=epoch, payload=Note("x"), repeat_every=timedelta(days=365)
-    )
-    await world.step()
-    await world.harness.advance(1)
-    status = await world.host.service(Work).get_alarm_status(Work.plain, "repeat")
-    assert status is not None
-    assert (status.run_at, len(handler.events)) == (last, 2)
-
-
-async def test_a_refused_time_leaves_other_alarms_alone(
-    open_world: OpenWorld, mock_clock: MockClock
-) -> None:
-    """After every refusal another alarm in a second still fires (C03)."""
-    handler = Recorder()
-    world = await open_world(alarms=work(handler))
-    for value, _ in BAD_DURATIONS:
-        with pytest.raises(InvalidAlarmRefError):
-            await world.host.scheduler.schedule_alarm("raw", "a", after=value)
-    await world.host.service(Work).schedule_alarm(Work.plain, "near", after=1, payload=Note("x"))
-    await world.step()
-    await world.harness.advance(2)
-    assert handler.ran_at == [1_000]
-
-
-# Payloads that are taken
-
-
-@attrs.frozen
-class Paid:
-    """One member of a union."""
-
-    amount: int
-    when: datetime
-
-
-@attrs.frozen
-class Refused:
-    """The other one, with the same field."""
-
-    amount: int
-
-
-either = Alarm(Paid | Refused, tag="either")
-anything = Alarm(Any, tag="anything")
-
-
-@pytest.mark.parametrize(
-    ("alarm", "payload"),
-    [
-        (anything, 2**70),
-        (anything, -(10**4299)),
-        (anything, 0.1),
-        (anything, -0.0),
-        (anything, 1e308),
-        (anything, nested(100)),
-        (anything, {"": [], "a": {"b": [None, True, 1, 1.0, "\u2028 😀 \x00"]}}),
-        (anything, "x" * 1_000_000),
-        (anything, "'; DROP TABLE trio_alarms_alarms; --"),
-        (either, Paid(1, datetime(2000, 1, 1, 12, tzinfo=ZONE_AHEAD))),
-        (either, Refused(1)),
-    ],
-    ids=type_of,
-)
-async def test_a_payload_that_is_taken_comes_back_equal(
-    open_world: OpenWorld, mock_clock: MockClock, alarm: Any, payload: Any
-) -> None:
-    """After a crash and a restart the handler gets an equal value of the same type (C19)."""
-    handler = Recorder()
-    world = await open_world(
-        alarms=define(either, anything).handlers(
-            either.handled_by(handler), anything.handled_by(handler)
-        )
-    )
-    await world.host.scheduler.schedule_alarm(alarm, "a", run_at=at(0), payload=payload)
-    await world.harness.crash()
-    await world.harness.reopen()
-    await world.harness.deliver()
-    received = handler.events[0].payload
-    assert received == payload
-    assert type(received) is type(payload)
-    assert repr(received) == repr(payload)
-
-
 # Listing
 
 
@@ -686,10 +461,6 @@ class Card(AlarmService, key="card"):
     paid = Alarm(None)
 
 
-def synchronous(_: object) -> None:
-    """No async function."""
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -736,196 +507,3 @@ async def test_an_unregistered_service_is_refused(
     for service in (Card, None, "work"):
         with pytest.raises(InvalidAlarmRegistrationError, match=r"^service must be .*'work'"):
             world.host.service(service)  # type: ignore[arg-type]  # that is the case
-
-
-# Opening
-
-
-def files_in(directory: Path) -> list[str]:
-    """The names of what is there."""
-    return sorted(path.name for path in directory.iterdir())
-
-
-async def reporter(report: AlarmParked) -> None:
-    """A reporter."""
-
-
-async def asynchronous(host: AlarmHost) -> None:
-    """An async function."""
-
-
-@asynccontextmanager
-async def event_scope(host: AlarmHost) -> AsyncIterator[None]:
-    """An event scope."""
-    yield
-
-
-OPENING = [
-    *(
-        bad(InvalidAlarmRefError, "^name must be", "at most 128", words, name=name)
-        for name, words in [
-            *(each for each in BAD_NAMES if each[1] != "513 characters"),
-            ("x" * 129, "129 characters"),
-        ]
-    ),
-    *(
-        bad(
-            InvalidScheduleConfigurationError,
-            "^alarms must be an AlarmRegistration or",
-            words,
-            alarms=value,
-        )
-        for value, words in [
-            (5, "5"),
-            ("work", "str"),
-            (synchronous, "synchronous"),
-            (Work, "type"),
-            ([work()], "list"),
-        ]
-    ),
-    *(
-        bad(
-            InvalidScheduleConfigurationError,
-            f"^{name} must be an async function",
-            words,
-            **{name: value},
-        )
-        for name in ("raw_alarm", "reporter")
-        for value, words in [(5, "5"), (synchronous, "synchronous"), (work(), "AlarmRegistration")]
-    ),
-    bad(InvalidScheduleConfigurationError, "^event_scope must be a function", "5", event_scope=5),
-    *(
-        bad(
-            InvalidScheduleConfigurationError,
-            f"^{name} must be of type {kind}",
-            words,
-            **{name: value},
-        )
-        for name, kind, value, words in [
-            ("configuration", "ScheduleConfiguration", {}, "dict"),
-            ("configuration", "ScheduleConfiguration", None, "None"),
-            ("storage", "StorageOptions", {}, "dict"),
-            ("storage", "StorageOptions", None, "None"),
-            ("driver", "bool", 1, "1"),
-            ("driver", "bool", None, "None"),
-            ("clock", "AlarmClock", object(), "object"),
-            ("clock", "AlarmClock", 5, "5"),
-        ]
-    ),
-    *(
-        bad(InvalidScheduleConfigurationError, "^drain_timeout must be", words, drain_timeout=value)
-        for value, words in BAD_DURATIONS
-    ),
-    bad(
-        InvalidScheduleConfigurationError,
-        "^parked_retry_delay must be at least minimum_retry_delay",
-        configuration=ScheduleConfiguration(minimum_retry_delay=3_601),
-    ),
-]
-
-
-@pytest.mark.parametrize("case", OPENING, ids=str)
-async def test_bad_arguments_of_open_host_are_refused(
-    tmp_path: Path, mock_clock: MockClock, case: Bad
-) -> None:
-    """Before anything is created, named as all other bad arguments are (R1, R62)."""
-    with pytest.raises(case.error) as caught:
-        async with open_host(tmp_path / "app.db", **case.given):
-            pytest.fail("it was opened")
-    assert_says(caught.value, case.words)
-    assert files_in(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("database", "words"),
-    [
-        (5, "not 5"),
-        (None, "not None"),
-        (b"app.db", "bytes"),
-        ("", "empty"),
-        ("a\0b", "NUL"),
-        (object(), "object"),
-        (["app.db"], "list"),
-    ],
-)
-async def test_a_database_that_is_no_path_is_refused(
-    mock_clock: MockClock, database: Any, words: str
-) -> None:
-    """The error says what a database may be."""
-    with pytest.raises(InvalidScheduleConfigurationError, match=f"^database must be .*{words}"):
-        async with open_host(database):
-            pytest.fail("it was opened")
-
-
-async def test_good_arguments_of_open_host_are_taken(tmp_path: Path, mock_clock: MockClock) -> None:
-    """What the refusals above call allowed really is (R62)."""
-    async with open_host(
-        tmp_path / "app.db",
-        name="😀" * 128,
-        alarms=asynchronous,
-        raw_alarm=asynchronous,
-        event_scope=event_scope,
-        reporter=reporter,
-        driver=False,
-        drain_timeout=timedelta(0),
-    ) as host:
-        assert host.name == "😀" * 128
-
-
-async def test_an_unknown_keyword_of_open_host_is_a_type_error(
-    tmp_path: Path, mock_clock: MockClock
-) -> None:
-    """As Python says it, and nothing is created (C18)."""
-    options: dict[str, Any] = {"drain_timout": 5}
-    with pytest.raises(TypeError, match="drain_timout"):
-        async with open_host(tmp_path / "app.db", **options):
-            pytest.fail("it was opened")
-    assert files_in(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"synchronous": "FULL"}, "^synchronous must be one of 'full', 'normal', 'off', .*'FULL'"),
-        ({"synchronous": None}, "^synchronous must be one of .*None"),
-        ({"busy_timeout": -1}, "^busy_timeout must be a timedelta or .*-1"),
-        ({"busy_timeout": math.inf}, "^busy_timeout must be .*inf"),
-        (
-            {"executor": "threads"},
-            "^executor must be one of 'auto', 'thread', 'inline', .*'threads'",
-        ),
-        ({"executor": ["thread"]}, "^executor must be one of .*list"),
-        ({"max_payload_bytes": 0}, "^max_payload_bytes must be an int from 1 to .* 0"),
-        ({"max_payload_bytes": 1e6}, "^max_payload_bytes must be an int from 1 to .*1000000"),
-        ({"max_payload_bytes": True}, "^max_payload_bytes must be an int from 1 to .*True"),
-    ],
-)
-def test_bad_storage_options_are_refused(given: dict[str, Any], words: str) -> None:
-    """They fail when the options are made."""
-    with pytest.raises(InvalidScheduleConfigurationError, match=words):
-        StorageOptions(**given)
-
-
-async def test_a_bad_instant_for_the_native_alarm_is_refused(
-    open_inline_world: OpenWorld, mock_clock: MockClock
-) -> None:
-    """It is an instant as all others are (R35)."""
-    world = await open_inline_world()
-    for value, words in BAD_INSTANTS:
-        with pytest.raises(InvalidAlarmRefError, match=f"^when must be .*{words}"):
-            await world.host.native_alarm.set(value)
-    await assert_nothing_stored(world.host)
-
-
-async def test_a_handler_that_is_left_out_keeps_the_host_from_opening(
-    mock_clock: MockClock, tmp_path: Path
-) -> None:
-    """A registration that does not fit fails when it is composed, before any host (C18)."""
-    with pytest.raises(InvalidAlarmRegistrationError, match=r"manual|skipping"):
-        async with open_host(
-            tmp_path / "app.db", alarms=Work.handlers(Work.plain.handled_by(succeed))
-        ):
-            pytest.fail("it was opened")
-    with pytest.raises(InvalidAlarmRegistrationError, match="async callable"):
-        Work.plain.handled_by(synchronous)  # type: ignore[arg-type]  # that is the case
-    assert files_in(tmp_path) == []

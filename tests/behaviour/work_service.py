@@ -13,7 +13,7 @@ import trio
 from trio_alarms import Alarm, AlarmService, DispatchOptions
 
 if TYPE_CHECKING:
-    from tests.behaviour.conftest import World
+    from tests.behaviour.conftest import StoredRow, World
     from trio_alarms import AlarmDue, AlarmRegistration
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
@@ -118,3 +118,16 @@ async def delivering(world: World, handler: HeldHandler) -> AsyncIterator[None]:
         await handler.started.wait()
         yield
         handler.may_end.set()
+
+
+async def plain(world: World, method: str = "schedule_alarm", id: str = "a", **options: Any) -> Any:
+    """Call a method of the service's view for its plain alarm."""
+    options.setdefault("payload", Note("first"))
+    return await getattr(world.host.service(Work), method)(Work.plain, id, **options)
+
+
+def stored(world: World, id: str = "a", tag: str = "plain") -> StoredRow:
+    """The row, which is there."""
+    row = world.row(tag, id)
+    assert row is not None
+    return row
