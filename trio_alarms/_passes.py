@@ -329,7 +329,7 @@ class Passes:
             this.not_acquired |= not acquired
             # Cancelled inside, something else outside: a task in the nursery failed.
             this.self_cancelled = cut_short
-            if (cut_short or not failed) and isinstance(error, BaseExceptionGroup):
+            if cut_short or not failed:
                 raise_single(error)
             raise
         if cut_short:
