@@ -292,17 +292,19 @@ async def release_database(database: Database, name: str) -> None:  # noqa: ASYN
         last = database.users == 0
         if last:
             database.enter_stage("closing")
-    if last:
-        await database.close()
-    if lock is not None:
-        lock.release()
-    if last:
-        discard(database.file)
-        # Only now may somebody else open the file in this process again.
-        with _registry_lock:
-            if _registry.get(database.file.identity) is database:
-                del _registry[database.file.identity]
-        database.enter_stage("closed")
+    try:
+        if last:
+            await database.close()
+    finally:
+        if lock is not None:
+            lock.release()
+        if last:
+            discard(database.file)
+            # Only now may somebody else open the file in this process again.
+            with _registry_lock:
+                if _registry.get(database.file.identity) is database:
+                    del _registry[database.file.identity]
+            database.enter_stage("closed")
 
 
 def _refuse_other_use(database: Database, options: StorageOptions | None, name: str) -> None:
