@@ -100,6 +100,31 @@ async def test_manual_rows_do_not_consume_the_limit(
     assert sorted(manual.ids) == ["a", "b", "c"]
 
 
+async def test_a_driver_works_off_what_is_over_the_limit_at_once(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Delivery follows delivery until nothing is due, also while some of them fail (R25)."""
+    ran: list[float] = []
+
+    async def ring(event: AlarmDue[Any]) -> None:
+        ran.append(trio.current_time())
+
+    async def paint(event: AlarmDue[Any]) -> None:
+        raise ValueError
+
+    path = tmp_path / "alarms.db"
+    async with open_host(path, driver=False) as host, host.scheduler.transaction() as tx:
+        for number in range(25):
+            await tx.schedule_alarm("ring", str(number), after=0)
+            await tx.schedule_alarm("paint", str(number), after=0, lifecycle="manual")
+    async with open_host(
+        path,
+        alarms=serving({"ring": ring}, manual={"paint": paint}, options=DispatchOptions(limit=10)),
+    ):
+        await trio.sleep(1)
+    assert ran == [0] * 25
+
+
 async def test_each_service_has_its_own_limit(
     open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
 ) -> None:
@@ -327,6 +352,31 @@ async def test_one_alarm_never_runs_twice_at_once(
     assert world.rows() == []
 
 
+@pytest.mark.parametrize("lifecycle", ["automatic", "manual"])
+async def test_an_alarm_scheduled_anew_does_not_run_beside_its_running_handler(
+    lifecycle: Any, open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+) -> None:
+    """Due again at once, it is another occurrence and has to wait for the first (R27)."""
+    held = Held()
+    registration = (
+        serving({"ring": held}) if lifecycle == "automatic" else serving(manual={"ring": held})
+    )
+    world = await open_inline_world(alarms=registration)
+    scheduler = world.host.scheduler
+    await scheduler.schedule_alarm("ring", "1", after=0, lifecycle=lifecycle)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.deliver_native_alarm)
+        await held.until_started(1)
+        await scheduler.schedule_alarm("ring", "1", after=0, lifecycle=lifecycle)
+        for _ in range(3):
+            await registration.run(world.host)
+        assert held.started == ["1"]
+        held.let_go()
+    await world.harness.advance(1)
+    assert held.started == ["1", "1"]
+    assert held.most == 1
+
+
 async def test_one_manual_alarm_never_runs_twice_at_once(
     open_inline_world: OpenWorld, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -455,6 +505,17 @@ async def test_nobody_can_dispatch_inside_a_transaction(
             await dispatch(world.host)
     async with world.host.scheduler.defer_wakes():
         await dispatch(world.host)
+
+    async def hook(host: AlarmHost) -> None:
+        async with host.scheduler.transaction():
+            with pytest.raises(StorageOperationError, match="transaction"):
+                await dispatch(host)
+        await dispatch(host)
+
+    await world.harness.reopen(alarms=hook)
+    await arm(world, "1")
+    await world.harness.deliver()
+    assert world.rows() == []
 
 
 async def test_direct_runs_are_drained_and_then_cancelled_like_passes(

@@ -138,11 +138,40 @@ async def test_a_native_delivery_that_joins_arms_the_guard_again(
 
         nursery.start_soon(join)
         await joined.wait()
-        while world.native_alarm() is None:
+        for _ in range(100):
+            if world.native_alarm() is not None:
+                break
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert world.native_alarm() == 21_000
         handler.let_go()
     assert handler.started == ["1"]
+
+
+async def test_joining_the_delivery_of_a_raw_hook_arms_nothing(
+    open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+) -> None:
+    """The native alarm of a host that is not managed is the application's (R21, R35)."""
+    release, entered = trio.Event(), trio.Event()
+    runs: list[str] = []
+
+    async def raw(_: AlarmHost) -> None:
+        runs.append("raw")
+        entered.set()
+        await release.wait()
+
+    world = await open_inline_world(raw_alarm=raw)
+    await world.host.native_alarm.set(world.host.now())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.host.deliver_native_alarm)
+        await entered.wait()
+        nursery.start_soon(world.host.deliver_native_alarm)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.sql("SELECT managed, native_alarm FROM trio_alarms_hosts") == [
+            (0, world.epoch_ms)
+        ]
+        release.set()
+    assert runs == ["raw"]
+    assert world.native_alarm() is None
 
 
 async def test_a_post_event_check_joins_without_arming_anything(

@@ -23,7 +23,7 @@ from trio_alarms import (
 )
 
 from .conftest import OpenWorld, World
-from .services import Recorder, fine, serving
+from .services import Recorder, fine, locked, serving
 
 STAGES = ["waiting", "acquiring", "dispatching", "cleaning up"]
 RECOVERY = ScheduleConfiguration(in_flight_recovery=7)
@@ -151,6 +151,23 @@ async def test_the_guard_is_committed_after_the_scope_is_entered_and_before_the_
     await world.host.deliver_native_alarm()
     assert native == [("entering", 0), ("handling", 8_000)]
     assert world.native_alarm() is None
+
+
+async def test_a_delivery_by_itself_writes_nothing(
+    open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+) -> None:
+    """A due timestamp counts as consumed; the first commit of the pass overwrites it (R50)."""
+    staged = Staged("acquiring")
+    world = await open_inline_world(
+        alarms=serving({"ring": staged.handler}), event_scope=staged.scope
+    )
+    await arm(world, "1")
+    async with trio.open_nursery() as nursery:
+        with nothing_written(world.path), locked(world.path):
+            nursery.start_soon(world.host.deliver_native_alarm)
+            await staged.reached.wait()
+        assert world.native_alarm() == 0
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_commit_on_the_scopes_way_in_sets_a_fresh_guard(
@@ -348,11 +365,12 @@ async def test_a_post_event_check_that_finds_nothing_due_writes_nothing(
         configuration=ScheduleConfiguration(dispatch_after_event=True),
     )
     await arm(world, "1", after=5)
-    with nothing_written(world.path):
+    with nothing_written(world.path), locked(world.path):
         async with world.host.event():
             pass
         await trio.testing.wait_all_tasks_blocked()
     assert world.native_alarm() == 5_000
+    assert not await world.harness.deliver()
 
 
 async def test_what_a_post_event_check_found_due_may_be_gone_when_its_turn_comes(
@@ -377,7 +395,7 @@ async def test_what_a_post_event_check_found_due_may_be_gone_when_its_turn_comes
             await scheduler.schedule_alarm("ring", "1", after=0)
         await trio.testing.wait_all_tasks_blocked()
         await scheduler.cancel_alarm("ring", "1")
-    with nothing_written(world.path):
+    with nothing_written(world.path), locked(world.path):
         await trio.testing.wait_all_tasks_blocked()
     assert scopes == ["entered"]
     assert world.native_alarm() is None
