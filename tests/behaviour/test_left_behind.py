@@ -243,6 +243,39 @@ async def test_whenever_the_handler_returns_a_write_left_behind_is_all_or_nothin
     assert False in both
 
 
+async def test_whenever_the_handler_returns_no_block_is_held_any_more(
+    mock_clock: object, open_inline_world: OpenWorld, dispatching: Dispatching
+) -> None:
+    """At whatever step of entering a block its handling ends, the turn is given back (R15)."""
+    errors: list[BaseException | None] = []
+    go_on = trio.Event()
+    steps = 0
+
+    async def hold(host: AlarmHost) -> None:
+        async with host.storage.transaction():
+            await go_on.wait()
+
+    async def left_behind(host: AlarmHost) -> None:
+        errors.append(await error_of(partial(hold, host)))
+
+    async def handler(event: AlarmDue[Any]) -> None:
+        event.scope.nursery.start_soon(left_behind, event.host)
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+
+    world = await open_inline_world(alarms=dispatching)
+    dispatching.handler = handler
+    for count in range(12):
+        steps, go_on = count, trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(deliver, world)
+            await trio.testing.wait_all_tasks_blocked()
+            require_unlocked(world.path)
+            assert world.rows() == []
+            go_on.set()
+    assert {type(error) for error in errors} == {StorageOperationError}
+
+
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("lifecycle", ["automatic", "manual"])
 async def test_a_block_still_held_is_rolled_back_and_its_exit_raises(

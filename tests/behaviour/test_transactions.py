@@ -542,7 +542,8 @@ async def test_an_alarm_operation_that_fails_undoes_itself_only(
     """A failing alarm operation in a block is a savepoint: what was before stays (R13)."""
     world = await open_world()
     world.sql(
-        "CREATE TRIGGER refuse BEFORE INSERT ON trio_alarms_alarms WHEN new.tag = 'refused'"
+        # FAIL keeps what the failing statement itself has changed so far.
+        "CREATE TRIGGER refuse AFTER INSERT ON trio_alarms_alarms WHEN new.tag = 'refused'"
         " BEGIN SELECT RAISE(FAIL, 'refused'); END"
     )
     async with world.host.scheduler.transaction() as tx:
