@@ -1,0 +1,1 @@
+"""The rules stated a second time, without a database, and a machine that compares the two."""

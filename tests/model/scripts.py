@@ -1,0 +1,252 @@
+"""Random scripts, drawn along a model so that they keep to states where something can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from tests.model.alarms import MANUAL
+from tests.model.dispatchers import FIRST, SECOND
+from tests.model.dispatching import Handling
+from tests.model.model import Model
+from tests.model.steps import (
+    NO_OVERRIDE,
+    Acknowledge,
+    Action,
+    Answer,
+    Block,
+    Cancel,
+    CancelCall,
+    CloseScope,
+    Consume,
+    Deferred,
+    Deliver,
+    Do,
+    Lifecycle,
+    Method,
+    Move,
+    Nothing,
+    OpenScope,
+    Operation,
+    Options,
+    Outside,
+    Override,
+    Policy,
+    Proceed,
+    Raise,
+    Refused,
+    Reopen,
+    Return,
+    Run,
+    Running,
+    Schedule,
+    Script,
+    Serving,
+    Step,
+    Write,
+)
+
+T = TypeVar("T")
+
+DEFINITIONS = FIRST | SECOND
+TAGS = ("plain", "plain", "plain", "skip", "slow", "retry", "sweep", "sweep", "tidy")
+IDS = ("x", "y")
+MANUAL_IDS = ("x", "y", "z", "u", "v")  # more than have permits
+SERVINGS: tuple[Serving, ...] = ("both", "first", "second", "set", "process_due", "nothing")
+RUNNINGS: tuple[Running, ...] = ("both", "first", "second", "set", "process_due")
+
+policies = st.builds(
+    Policy,
+    in_flight_recovery=st.sampled_from([1_000, 500, 2_500]),
+    minimum_retry_delay=st.sampled_from([1_000, 2_000]),
+    unchanged_attempt_budget=st.sampled_from([2, 3, 1]),
+    minimum_repeat_interval=st.sampled_from([1_000, 2_000]),
+)
+all_options = st.builds(
+    Options,
+    limit=st.sampled_from([100, 1, 2]),
+    concurrency=st.sampled_from([1, 2]),
+    timeout=st.sampled_from([None, None, 2_500]),
+    retry_failed_after=st.sampled_from([None, 0, 1_750]),
+    on_failure=st.booleans(),
+)
+overrides = st.sampled_from(
+    [
+        NO_OVERRIDE,
+        NO_OVERRIDE,
+        NO_OVERRIDE,
+        NO_OVERRIDE,
+        Override(unchanged_attempt_budget=1),
+        Override(unchanged_attempt_budget=4),
+        Override(in_flight_recovery=3_000),
+    ]
+)
+answers: st.SearchStrategy[Action] = st.sampled_from(
+    [
+        Answer("retry"),
+        Answer("skip-and-advance-repeat"),
+        Answer("retry", after=2_250),
+        Answer("retry", after=0),
+        Return(),
+        Raise(),
+    ]
+)
+
+
+@st.composite
+def schedules(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> Schedule:
+    """One of the three methods; of the handling's own alarm every other time."""
+    if own is not None and draw(st.booleans()):
+        tag, id = own.ref
+    else:
+        tag = draw(st.sampled_from(TAGS))
+        id = draw(st.sampled_from(MANUAL_IDS if tag == "sweep" else IDS))
+    lifecycle: Lifecycle = DEFINITIONS[tag].lifecycle  # type: ignore[assignment] # of the two
+    if draw(st.integers(0, 15)) == 15:
+        lifecycle = "automatic" if lifecycle == MANUAL else "manual"
+    method: Method = draw(
+        st.sampled_from(["schedule_alarm", "schedule_alarm_earlier", "ensure_alarm"])
+    )
+    recurs = lifecycle == "automatic" or draw(st.integers(0, 15)) == 15
+    return Schedule(
+        method,
+        tag,
+        id,
+        draw(st.sampled_from([0, -1_000, 500, 1_000, 1_500, 5_000])),
+        draw(st.sampled_from([0, 1, 0, 1, 0, 1, "broken"])),
+        lifecycle,
+        draw(st.sampled_from([None, None, 1_000, 3_000, 500])) if recurs else None,
+        draw(st.sampled_from([None, None, None, 0, 1, 2])) if recurs else None,
+        standalone=in_block and draw(st.booleans()),
+    )
+
+
+@st.composite
+def cancels(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> Cancel:
+    """A cancellation, of the handling's own alarm every other time."""
+    if own is not None and draw(st.booleans()):
+        tag, id = own.ref
+    else:
+        tag, id = draw(st.sampled_from(TAGS)), draw(st.sampled_from(IDS))
+    return Cancel(tag, id, standalone=in_block and draw(st.booleans()))
+
+
+@st.composite
+def blocks(draw: DrawFn, own: Handling | None, depth: int = 0) -> Block:
+    """A transaction block, with savepoints in it."""
+    kinds: list[Callable[[], Operation]] = [
+        lambda: draw(schedules(own, in_block=True)),
+        lambda: draw(schedules(own, in_block=True)),
+        lambda: draw(cancels(own, in_block=True)),
+        lambda: Write(draw(st.integers(0, 9))),
+        lambda: Acknowledge(draw(st.sampled_from(["own", "own", "own", "copy", "other"]))),
+    ]
+    if own is not None:
+        kinds.append(Acknowledge)
+    if depth < 2:
+        kinds.append(lambda: draw(blocks(own, depth + 1)))
+        kinds.append(lambda: Deferred(Cancel("plain", "x")))
+    count = draw(st.integers(1, 3))
+    operations = tuple(draw(st.sampled_from(kinds))() for _ in range(count))
+    return Block(operations, fails=draw(st.sampled_from([False, False, True])))
+
+
+@st.composite
+def operations(draw: DrawFn, own: Handling | None) -> Operation:
+    """What a caller may do to alarms."""
+    kind = draw(st.integers(0, 11))
+    if kind < 6:
+        return draw(schedules(own))
+    if kind < 7:
+        return draw(cancels(own))
+    if kind < 10:
+        return draw(blocks(own))
+    if kind < 11 or own is None:
+        return Deferred(draw(schedules(own)))
+    return Refused(draw(st.sampled_from(["deliver", "run", "process_due"])))
+
+
+@st.composite
+def proceedings(draw: DrawFn, model: Model) -> Proceed:
+    """What one of those who wait does next."""
+    waiting = model.dispatching.waiting()
+    which = draw(st.integers(0, len(waiting) - 1))
+    own = waiting[which]
+    if draw(st.integers(0, 9)) < 4:
+        return Proceed(which, Do(draw(operations(own)), draw(st.booleans()), draw(overrides)))
+    if own.stage == "on_failure":
+        return Proceed(which, draw(answers))
+    action: Action = Raise() if draw(st.booleans()) else Return()
+    return Proceed(which, action)
+
+
+@st.composite
+def moves(draw: DrawFn, model: Model) -> Move:
+    """To an instant at which something happens, or a little further."""
+    instants = [row.wake_at for row in model.stored.alarms.rows.values()]
+    instants += [model.stored.guard_at] if model.stored.scopes else []
+    instants += [
+        one.times_out_at for one in model.dispatching.waiting() if one.times_out_at is not None
+    ]
+    steps = sorted({instant - model.now for instant in instants if instant > model.now})[:3]
+    return Move(draw(st.sampled_from([*steps, 125, 1_000])))
+
+
+@st.composite
+def reopenings(draw: DrawFn, model: Model) -> Reopen:
+    """The same again, another registration, or another configuration."""
+    serving = draw(st.sampled_from([None, *SERVINGS, "both"]))
+    if model.serving != "both" and draw(st.booleans()):
+        serving = "both"
+    policy = draw(policies) if draw(st.integers(0, 3)) == 3 else None
+    return Reopen(serving, policy, crash=draw(st.booleans()))
+
+
+@st.composite
+def next_steps(draw: DrawFn, model: Model) -> Step:
+    """A step for which the model's state is the right one."""
+    native_alarm = model.stored.native_alarm
+    is_due = native_alarm is not None and native_alarm <= model.now
+    open_calls = model.open_calls()
+    kinds: list[tuple[int, Callable[[], Step]]] = [
+        (8, lambda: Outside(draw(operations(None)), draw(overrides))),
+        (5, lambda: draw(moves(model))),
+        (1, lambda: OpenScope(draw(overrides))),
+        (1, lambda: draw(reopenings(model))),
+        (1, Nothing),
+    ]
+    if model.dispatching.waiting():
+        kinds.append((16, lambda: draw(proceedings(model))))
+    if is_due and len(open_calls) < 2:
+        kinds.append((12, lambda: Deliver(override=draw(overrides))))
+    if model.managed and len(open_calls) < 2:
+        kinds.append((1, lambda: Deliver(draw(st.booleans()), draw(overrides))))
+        kinds.append((2, lambda: Run(draw(st.sampled_from(RUNNINGS)), draw(overrides))))
+        kinds.append((1, Consume))
+    if model.open_scopes:
+        hows: st.SearchStrategy[Any] = st.sampled_from(["success", "error", "cancellation"])
+        which = st.integers(0, len(model.open_scopes) - 1)
+        kinds.append((4, lambda: CloseScope(draw(which), draw(hows))))
+    if open_calls:
+        kinds.append((1, lambda: CancelCall(draw(st.integers(0, len(open_calls) - 1)))))
+    chosen: Any = draw(st.sampled_from([kind for weight, kind in kinds for _ in range(weight)]))
+    step: Step = chosen()
+    return step
+
+
+@st.composite
+def scripts(draw: DrawFn, length: int) -> Script:
+    """A whole script."""
+    opened = Script(
+        (), draw(st.sampled_from(["both", *SERVINGS])), draw(policies), draw(all_options)
+    )
+    model = Model(opened)
+    steps: list[Step] = []
+    for _ in range(length):
+        step = draw(next_steps(model))
+        model.apply(step)
+        steps.append(step)
+    return Script(tuple(steps), opened.serving, opened.policy, opened.options)
