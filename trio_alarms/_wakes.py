@@ -172,7 +172,8 @@ class Wakes:
                 try:
                     await writer.write_within_bound(nothing, name="defer_wakes")
                 except StorageOperationError as error:
-                    logger.error("leaving defer_wakes could not reconcile", exc_info=error)
+                    if not writer.gate.lost:
+                        logger.error("leaving defer_wakes could not reconcile", exc_info=error)
 
     @contextmanager
     def _leaving(self) -> Iterator[bool]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,22 +14,25 @@ import trio
 import trio.testing
 
 from .._clock import TrioClock, runs_on_mock_clock
-from .._errors import InvalidScheduleConfigurationError
+from .._errors import AlarmPassError, InvalidScheduleConfigurationError, StorageOperationError
 from .._host import AlarmHost, open_host
 from .._nursery import BodyNursery, combined
 from .._storage_options import StorageOptions
 from .._store import _native
 from .._store._files import PRIVATE_DATABASE
-from .._time import Duration, duration_to_ms, instant_to_ms
+from .._time import Duration, duration_to_ms, instant_from_ms, instant_to_ms
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from os import PathLike
 
     from .._runtime import HostRuntime
     from .._store._session import Session
 
 EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+# How long, in real seconds, all tasks are blocked before a pass counts as waiting for the clock.
+_MOMENT_SECONDS: Final = 0.01
+_LONGEST_STEP_SECONDS: Final = 3600.0
 _INLINE: Final = StorageOptions(executor="inline")
 
 
@@ -96,21 +100,25 @@ class AlarmHarness:
             Exception: What a pass raised.
             InvalidScheduleConfigurationError: `duration` is not a duration.
         """
-        self._raise_failures()
         target = self._now() + duration_to_ms(
             duration, parameter="duration", error=InvalidScheduleConfigurationError
         )
-        while True:
-            await self._until_quiet()
-            native_alarm = await self._runtime.read_native_alarm()
-            if native_alarm is not None and native_alarm <= max(target, self._now()):
-                self._move_to(native_alarm)
-                await self._host.deliver_native_alarm()
-            elif self._now() < target:
-                self._move_to(target)
-            else:
-                break
+        runtime = self._begin("advance")
+        with _until_lost(runtime):
+            await self._advance_to(target, runtime)
         self._raise_failures()
+
+    async def _advance_to(self, target: int, runtime: HostRuntime) -> None:
+        while True:
+            await self._until_quiet(runtime, target)
+            native_alarm = await runtime.read_native_alarm()
+            now = self._now()
+            if native_alarm is not None and native_alarm <= now:
+                await self._deliver(runtime)
+            elif now < target:
+                self._move_to(target if native_alarm is None else min(native_alarm, target))
+            else:
+                return
 
     async def set_time(self, when: datetime) -> None:
         """Move the clock forward and deliver nothing.
@@ -126,8 +134,8 @@ class AlarmHarness:
         target = instant_to_ms(when, parameter="when")
         if target < self._now():
             raise InvalidScheduleConfigurationError(
-                f"when must not be before host.now(), {self._host.now().isoformat()}; it is"
-                f" {when.isoformat()}"
+                f"when must not be before host.now(), {instant_from_ms(self._now()).isoformat()};"
+                f" it is {when.isoformat()}"
             )
         self._move_to(target)
         await trio.lowlevel.checkpoint()
@@ -141,8 +149,7 @@ class AlarmHarness:
         Raises:
             Exception: What the pass raised.
         """
-        self._raise_failures()
-        delivered = await self._host.deliver_native_alarm()
+        delivered = await self._deliver(self._begin("deliver"))
         self._raise_failures()
         return delivered
 
@@ -152,22 +159,23 @@ class AlarmHarness:
         Raises:
             Exception: What a pass raised.
         """
-        self._raise_failures()
-        await self._until_quiet()
-        while await self._host.deliver_native_alarm():
-            await self._until_quiet()
+        runtime = self._begin("settle")
+        with _until_lost(runtime):
+            await self._until_quiet(runtime)
+            while await self._deliver(runtime):
+                await self._until_quiet(runtime)
         self._raise_failures()
 
     async def consume_native_alarm(self) -> None:
         """Forget the armed timestamp, as a platform does when it delivers, without dispatching."""
-        self._raise_failures()
+        runtime = self._begin("consume_native_alarm")
 
         def operation(session: Session) -> None:
             connection = session.connection.raw
             managed = _native.read(connection, session.host).managed
             _native.write(connection, session.host, None, managed=managed)
 
-        await self._runtime.writer.write(
+        await runtime.writer.write(
             operation, name="consume_native_alarm", asks_reconciliation=False
         )
 
@@ -176,12 +184,13 @@ class AlarmHarness:
 
         Every task of the host is dropped, uncommitted work is rolled back, no finalizer writes
         anything, and a delivery under way elsewhere returns `False`. What was committed stays.
+
+        A handler that calls it is cancelled, as it dies with the process.
         """
-        runtime = self._runtime
-        runtime.lose()
+        self._runtime.lose()
         self._process.scope.cancel()
-        with trio.CancelScope(shield=True):
-            await self._process.left.wait()
+        # Not shielded: a task of the host would wait for itself.
+        await self._process.left.wait()
 
     async def reopen(self, **overrides: Any) -> None:
         """Open a new host over what was durable; one that is still open is left first.
@@ -193,9 +202,10 @@ class AlarmHarness:
             StorageOperationError: The database cannot be opened.
         """
         self._raise_failures()
+        options = self._options | _checked_options(overrides)
         await self.close()
-        self._options |= _checked_options(overrides)
-        await self._open()
+        await self._open(options)
+        self._options = options
 
     async def close(self) -> None:
         """Leave the host normally, draining it; a crashed or left one is fine."""
@@ -206,15 +216,35 @@ class AlarmHarness:
     def _runtime(self) -> HostRuntime:
         return self._host._runtime  # noqa: SLF001 - the harness belongs to the library
 
-    async def _open(self) -> None:
+    async def _open(self, options: dict[str, Any]) -> None:
         self._process = process = _Process()
         try:
-            self._host = await self._nursery.start(process.run, self._database, self._options)
+            self._host = await self._nursery.start(process.run, self._database, options)
         except BaseExceptionGroup as group:
             if len(group.exceptions) == 1:
                 raise group.exceptions[0] from None
             raise
-        self._runtime.on_pass_failure = self._failures.append
+        self._runtime.on_pass_failure = self._note_failure
+
+    def _begin(self, operation: str) -> HostRuntime:
+        """What every call begins with: what failed before is raised, a lost host is refused."""
+        self._raise_failures()
+        runtime = self._runtime
+        runtime.writer.check_open(operation)
+        return runtime
+
+    async def _deliver(self, runtime: HostRuntime) -> bool:
+        try:
+            return await runtime.face.deliver_native_alarm()
+        except AlarmPassError:
+            # It had joined a pass in the background, whose own failure says more.
+            self._raise_failures()
+            raise
+
+    def _note_failure(self, error: Exception) -> None:
+        # Who joined a pass adds nothing to what the one who led it raised.
+        if not (isinstance(error, AlarmPassError) and error.__cause__ is not None):
+            self._failures.append(error)
 
     def _raise_failures(self) -> None:
         failures = list(self._failures)
@@ -228,21 +258,29 @@ class AlarmHarness:
         return clock.now_ms()
 
     def _move_to(self, target: int) -> None:
-        clock = trio.lowlevel.current_clock()
-        assert isinstance(clock, trio.testing.MockClock)  # noqa: S101 - checked on opening
         # TrioClock rounds to the nearest microsecond, so a float this close is exact enough.
         seconds = (target - self._now()) / 1000
         if seconds > 0:
-            clock.jump(seconds)
+            _mock_clock().jump(seconds)
 
-    async def _until_quiet(self) -> None:
-        """Let other tasks run into the new time, and wait for a pass that is under way."""
-        await trio.testing.wait_all_tasks_blocked()
-        current = self._runtime.passes.current
-        while current is not None and not self._runtime.passes.inside():
-            await current.over.wait()
+    async def _until_quiet(self, runtime: HostRuntime, target: int = 0) -> None:
+        """Let other tasks run into the new time, and wait for a pass that is under way.
+
+        One that waits in virtual time gets it, up to `target`, unless the clock jumps by itself.
+        """
+        while True:
             await trio.testing.wait_all_tasks_blocked()
-            current = self._runtime.passes.current
+            current = runtime.passes.current
+            if current is None or runtime.passes.inside():
+                return
+            runtime.passes.refuse_waiting_for_oneself("the harness")
+            if self._now() >= target or _mock_clock().autojump_threshold < math.inf:
+                await current.over.wait()
+                continue
+            # A thread is none of ours to see, but it ends within a moment of real time.
+            await trio.testing.wait_all_tasks_blocked(_MOMENT_SECONDS)
+            if runtime.passes.current is current and not runtime.database.busy:
+                self._move_to(min(target, self._now() + _ms_to_next_deadline()))
 
 
 @asynccontextmanager
@@ -290,7 +328,7 @@ async def open_test_host(
     try:
         async with BodyNursery(unwrap=True) as nursery:
             harness = AlarmHarness(nursery, database, options)
-            await harness._open()  # noqa: SLF001 - the harness is made here
+            await harness._open(options)  # noqa: SLF001 - the harness is made here
             try:
                 yield harness
             except BaseException:
@@ -301,6 +339,28 @@ async def open_test_host(
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _until_lost(runtime: HostRuntime) -> Iterator[None]:
+    """A call that a crash overtakes is over, without an error."""
+    try:
+        yield
+    except StorageOperationError:
+        if not runtime.gate.lost:
+            raise
+
+
+def _mock_clock() -> trio.testing.MockClock:
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, trio.testing.MockClock)  # noqa: S101 - checked on opening
+    return clock
+
+
+def _ms_to_next_deadline() -> int:
+    """How long until some task is woken by its deadline, at least 1 ms."""
+    seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
+    return max(1, math.ceil(min(seconds, _LONGEST_STEP_SECONDS) * 1000))
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
