@@ -27,6 +27,8 @@ from trio_alarms.testing import (
 
 
 class Bank(AlarmService, key="tests/bank"):
+    """Payments, and a sweep that owns itself."""
+
     pay = Alarm(int)
     sweep = Alarm(None, lifecycle="manual")
 
