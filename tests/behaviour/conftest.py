@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import pytest
+import trio
 
 from trio_alarms import StorageOptions
+from trio_alarms._runtime import HostRuntime
 
 if TYPE_CHECKING:
     from trio_alarms import AlarmHost
@@ -100,6 +102,29 @@ class World:
         """Run a statement on a connection of the test's own, committed at once."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
             return connection.execute(statement, parameters).fetchall()
+
+
+class SpinningError(BaseException):
+    """A driver has read its native alarm so often that virtual time would never pass."""
+
+
+@pytest.fixture
+def native_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When drivers and deliveries read the native alarm; a driver that spins is stopped.
+
+    Under a `MockClock` a driver that spins would hang the test instead of failing it.
+    """
+    times: list[float] = []
+    read = HostRuntime.read_native_alarm
+
+    async def noted(self: HostRuntime) -> int | None:
+        times.append(trio.current_time())
+        if len(times) > 20_000:
+            raise SpinningError
+        return await read(self)
+
+    monkeypatch.setattr(HostRuntime, "read_native_alarm", noted)
+    return times
 
 
 OpenWorld: TypeAlias = "Callable[..., Awaitable[World]]"

@@ -24,7 +24,9 @@ from trio_alarms import (
 )
 
 from .conftest import OpenWorld
-from .services import Held, Recorder, fine, serving
+from .services import Held, Recorder, fine, locked, serving
+
+pytestmark = pytest.mark.usefixtures("native_reads")
 
 START = datetime(2026, 3, 1, 9, tzinfo=UTC)
 REPEATS = ScheduleConfiguration(minimum_repeat_interval=1)
@@ -172,6 +174,11 @@ async def test_opening_writes_nothing_where_the_native_alarm_is_right(
         await host.scheduler.schedule_alarm("ring", "1", after=1000)
     with closing(sqlite3.connect(path)) as watcher:
         before = watcher.execute("PRAGMA data_version").fetchone()
+        # It does not even ask for the lock.
+        with locked(path):
+            async with open_host(path, alarms=serving({"ring": fine})):
+                pass
+            assert trio.current_time() == 0
         async with open_host(path, alarms=serving({"ring": fine})) as host:
             await trio.sleep(10)
             assert await host.native_alarm.get() == datetime(2000, 1, 1, 0, 16, 40, tzinfo=UTC)

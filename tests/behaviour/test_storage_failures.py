@@ -27,6 +27,8 @@ from trio_alarms._store import _connection
 from .conftest import OpenWorld, World
 from .services import Held, Recorder, fine, locked, serving
 
+pytestmark = pytest.mark.usefixtures("native_reads")
+
 # What a pass raises: one storage failure, or one of its dispatch and one of reconciling after it.
 FAILED = (StorageOperationError, ExceptionGroup)
 REPEATS = ScheduleConfiguration(minimum_repeat_interval=1)
