@@ -137,6 +137,11 @@ class Database:
             raise StorageOperationError("the database is closed", operation="read")
         return self._reader
 
+    @property
+    def busy(self) -> bool:
+        """Whether a worker thread is on its way to the file, for the test harness."""
+        return self._executor.busy or self._read_executor.busy
+
     def enter_stage(self, stage: Stage) -> None:
         """Go on to the next stage of the life of an open file, and wake who waits for that."""
         self.stage = stage

@@ -19,6 +19,11 @@ T = TypeVar("T")
 class Executor(Protocol):
     """Runs one synchronous function at a time."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether a function runs or waits for its turn, in real time that no clock shows."""
+        ...
+
     async def run(self, function: Callable[[], T]) -> T:
         """Run the function; once it has started, its outcome is the outcome."""
         ...
@@ -31,6 +36,8 @@ class InlineExecutor:
     while a worker thread is busy.
     """
 
+    busy = False
+
     async def run(self, function: Callable[[], T]) -> T:
         """Run the function here."""
         await trio.lowlevel.checkpoint()
@@ -42,6 +49,11 @@ class ThreadExecutor:
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the worker thread has anything to do."""
+        return self._limiter.borrowed_tokens > 0
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run the function in a worker thread."""
