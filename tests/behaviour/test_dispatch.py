@@ -354,7 +354,7 @@ async def test_one_alarm_never_runs_twice_at_once(
 
 @pytest.mark.parametrize("lifecycle", ["automatic", "manual"])
 async def test_an_alarm_scheduled_anew_does_not_run_beside_its_running_handler(
-    lifecycle: Any, open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+    lifecycle: Any, open_inline_world: OpenWorld, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Due again at once, it is another occurrence and has to wait for the first (R27)."""
     held = Held()
@@ -369,7 +369,8 @@ async def test_an_alarm_scheduled_anew_does_not_run_beside_its_running_handler(
         await held.until_started(1)
         await scheduler.schedule_alarm("ring", "1", after=0, lifecycle=lifecycle)
         for _ in range(3):
-            await registration.run(world.host)
+            with trio.fail_after(100):
+                await registration.run(world.host)
         assert held.started == ["1"]
         held.let_go()
     await world.harness.advance(1)
@@ -495,7 +496,7 @@ async def test_a_handler_cannot_dispatch(
 
 @pytest.mark.parametrize("call", ["process_due_alarms", "run", "set"])
 async def test_nobody_can_dispatch_inside_a_transaction(
-    call: str, open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+    call: str, open_inline_world: OpenWorld, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The transaction would be waited for (R17, R25)."""
     dispatch = direct_calls(serving({"ring": fine}))[call]
@@ -514,7 +515,8 @@ async def test_nobody_can_dispatch_inside_a_transaction(
 
     await world.harness.reopen(alarms=hook)
     await arm(world, "1")
-    await world.harness.deliver()
+    with trio.fail_after(100):
+        await world.harness.deliver()
     assert world.rows() == []
 
 
