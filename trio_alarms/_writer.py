@@ -237,16 +237,17 @@ class HostWriter:
 
     async def open_transaction(self, *, asks_reconciliation: bool) -> OpenTransaction:
         """Wait for the turn and begin; cancellable until then."""
-        await self.database.queue.acquire()
-        session = self._session()
-        session.asks_reconciliation = asks_reconciliation
 
-        async def begin() -> None:
+        async def begin(session: Session) -> None:
             self.check_may_write("transaction")
             await self.database.run(session.begin, self.gate, operation="transaction")
 
+        await self.database.queue.acquire()
         try:
-            await self.database.until_unlocked(begin)
+            # The file may have been closed while the turn was waited for.
+            session = self._session()
+            session.asks_reconciliation = asks_reconciliation
+            await self.database.until_unlocked(partial(begin, session))
         except BaseException:
             self.database.queue.release()
             raise
