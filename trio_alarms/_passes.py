@@ -70,6 +70,8 @@ class Pass:
     outcome: BaseException | None = None
     active: ActivePass | None = None
     scope: trio.CancelScope | None = None
+    # Left once the dispatch has set its own guard, which may be an earlier one.
+    before_dispatch: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     # A post-event check that found nothing due writes nothing (R23).
     found_nothing: bool = False
     # The event scope failed before dispatch began, or the configuration did (R24).
@@ -267,7 +269,7 @@ class Passes:
             nursery.start_soon(self._warn_when_slow)
             if self._host.has_driver:
                 first = saturated(self._writer.clock.now_ms() + configuration.in_flight_recovery_ms)
-                nursery.start_soon(self._keep_guard, first)
+                nursery.start_soon(self._renew_guard, this, first)
             await self._dispatch_in_event(this)
             nursery.cancel_scope.cancel()
 
@@ -294,14 +296,22 @@ class Passes:
                 await self._wakes.until_scopes_end()
                 nursery.cancel_scope.cancel()
 
-    async def _keep_guard(self, first: int = 0) -> None:
+    async def _renew_guard(self, this: Pass, first: int) -> None:
+        """Keep the guard of a pass that lives: from `first` on, then the one of its dispatch (R50).
+
+        Before `first` it has no guard that could have fallen due.
+        """
+        with this.before_dispatch:
+            await self._writer.clock.sleep_until_ms(first)
+            await self._keep_guard()
+        await self._keep_guard()
+
+    async def _keep_guard(self) -> None:
         """Commit the guard again whenever it falls due, until cancelled (R22, R50).
 
-        No alarm is rescued from a handler that lives. Not before `first`: a pass that has not
-        committed anything yet has no guard.
+        No alarm is rescued from a handler that lives.
         """
         clock = self._writer.clock
-        await clock.sleep_until_ms(first)
         while True:
             await clock.sleep_until_ms(self._wakes.guard_at)
             try:
@@ -348,6 +358,7 @@ class Passes:
         async with self._wakes.deferring(self._writer, configuration):
             this.stage = Stage.DISPATCHING
             this.began_dispatch = True
+            this.before_dispatch.cancel()
             await self._host.dispatch_due(scope)
 
     async def _warn_when_slow(self) -> None:
@@ -370,7 +381,8 @@ class Passes:
             else:
                 await self._host.settle_raw(this.outcome)
         except StorageOperationError as error:
-            this.outcome = _joint_outcome(this.outcome, error)
+            if this.outcome is None or not self._writer.gate.lost:
+                this.outcome = _joint_outcome(this.outcome, error)
         except trio.Cancelled as cancelled:
             # It is reconciled all the same; an error of the pass says more.
             this.outcome = cancelled if this.outcome is None else this.outcome

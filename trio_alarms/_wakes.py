@@ -172,7 +172,8 @@ class Wakes:
                 try:
                     await writer.write_within_bound(nothing, name="defer_wakes")
                 except StorageOperationError as error:
-                    if not writer.gate.lost:
+                    # A host that is gone was reconciled when it was left, or is when it opens.
+                    if not (writer.gate.lost or writer.closed):
                         logger.error("leaving defer_wakes could not reconcile", exc_info=error)
 
     @contextmanager

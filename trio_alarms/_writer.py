@@ -202,6 +202,7 @@ class HostWriter:
 
     async def _within_bound(self, commit: Callable[..., Awaitable[T]], *, name: str) -> T:
         """Take the turn and commit, shielded and bounded by `busy_timeout` (R11, R19)."""
+        self.gate.check(name)
         deadline = trio.current_time() + self.database.options.busy_timeout_seconds
         with trio.CancelScope(shield=True):
             with trio.move_on_at(deadline) as bound:
