@@ -25,6 +25,7 @@ from trio_alarms import (
     SystemClock,
     TrioClock,
     open_host,
+    schedule_configuration,
 )
 from trio_alarms._runtime import HostRuntime
 
@@ -563,6 +564,59 @@ async def test_the_guard_is_renewed_while_a_pass_runs_and_nothing_is_started(
             assert len(starts) == 1
         await trio.sleep(3600)
         assert len(starts) == 2
+
+
+async def test_a_shorter_guard_of_the_event_scope_is_renewed_in_time(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The dispatch's own guard counts, not the one that the pass began with (R50, R2)."""
+
+    @asynccontextmanager
+    async def scope(_: AlarmHost) -> AsyncIterator[None]:
+        with schedule_configuration(ScheduleConfiguration(in_flight_recovery=5)):
+            yield
+
+    held = Held()
+    async with open_host(
+        tmp_path / "alarms.db",
+        alarms=serving({"ring": held}),
+        event_scope=scope,
+        configuration=ScheduleConfiguration(in_flight_recovery=3600),
+    ) as host:
+        await host.scheduler.schedule_alarm("ring", "1", after=0)
+        for _ in range(20):
+            await trio.sleep(7)
+            armed = await host.native_alarm.get()
+            assert armed is not None
+            assert timedelta(0) <= armed - host.now() <= timedelta(seconds=5)
+        held.let_go()
+
+
+async def test_a_guard_that_a_scopes_way_in_has_set_is_renewed_too(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A pass that takes its time to acquire is as alive as one that dispatches (R50)."""
+
+    @asynccontextmanager
+    async def scope(host: AlarmHost) -> AsyncIterator[None]:
+        await host.scheduler.schedule_alarm("ring", "2", after=0)
+        await trio.sleep(100)
+        yield
+
+    handler = Times()
+    async with open_host(
+        tmp_path / "alarms.db",
+        alarms=serving({"ring": handler}),
+        event_scope=scope,
+        configuration=ScheduleConfiguration(in_flight_recovery=5),
+    ) as host:
+        await host.scheduler.schedule_alarm("ring", "1", after=0)
+        for _ in range(12):
+            await trio.sleep(8)
+            armed = await host.native_alarm.get()
+            assert armed is not None
+            assert timedelta(0) <= armed - host.now() <= timedelta(seconds=5)
+        assert handler.times == []
 
 
 async def deliver(host: AlarmHost, delay: float) -> None:
