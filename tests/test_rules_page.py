@@ -24,9 +24,10 @@ RULES = (
 
 HEADING = re.compile(r"^### (R\d+a?) \S", re.MULTILINE)
 LINE = re.compile(
-    r"^\| (?:\[(R\d+a?)\]|host) \| `(tests/[\w/]+\.py::\w+)` \| (.+) \|$", re.MULTILINE
+    r"^\| (?:\[(R\d+a?)\]|host) \| `(tests/[\w/]+\.py(?:::\w+)+)` \| (.+) \|$", re.MULTILINE
 )
 RULE = re.compile(r"\bR\d+a?\b")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 PARENTHESES = re.compile(r"\(([^()]*)\)")
 
 
@@ -35,15 +36,16 @@ def sources(folder: str) -> Iterator[Path]:
     return (ROOT / folder).rglob("*.py")
 
 
-def found_by_pytest(path: Path) -> set[str]:
-    """The names that pytest finds in a file: functions, and state machines by their assignment."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
+def found_by_pytest(path: Path) -> Iterator[str]:
+    """What pytest finds in a file: functions, methods of classes, and what is assigned a name."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, FUNCTIONS):
+            yield node.name
+        elif isinstance(node, ast.ClassDef):
+            members = [each for each in node.body if isinstance(each, FUNCTIONS)]
+            yield from (f"{node.name}::{member.name}" for member in members)
         elif isinstance(node, ast.Assign):
-            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return {name for name in names if name.lower().startswith("test")}
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def docstrings_in(path: Path) -> Iterator[str]:
