@@ -734,6 +734,37 @@ async def test_a_closed_host_writes_nothing_although_its_file_is_open(
             assert await successor.native_alarm.get() == guard
 
 
+async def test_all_that_waits_for_its_turn_is_told_that_the_host_was_closed(
+    path: Path, autojump_clock: object
+) -> None:
+    """Nobody hangs behind a block that was queued when the file was closed (R14)."""
+    held, entered = Outcome(), trio.Event()
+    queued = [Outcome() for _ in range(4)]
+
+    async def hold(host: AlarmHost) -> None:
+        async with host.scheduler.transaction():
+            entered.set()
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        async with open_host(path, driver=False) as host:
+            nursery.start_soon(held.of, lambda: hold(host))
+            await entered.wait()
+            for number, outcome in enumerate(queued):
+                write = (
+                    (lambda: hold(host)) if number % 2 == 0 else (lambda: _schedule(host, queued=0))
+                )
+                nursery.start_soon(outcome.of, write)
+                await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(60):
+            for outcome in queued:
+                await outcome.over.wait()
+        nursery.cancel_scope.cancel()
+    for outcome in queued:
+        assert isinstance(outcome.error, StorageOperationError)
+    assert _stored(path) == {}
+
+
 async def test_leaving_is_not_held_up_by_another_hosts_block(
     path: Path, autojump_clock: object
 ) -> None:
