@@ -17,7 +17,7 @@ from ._driver import Driver
 from ._episodes import Episodes
 from ._errors import HostClosingError, StorageOperationError
 from ._events import entered_event
-from ._native_alarm import NativeAlarm, RawDelivery
+from ._native_alarm import NativeAlarm, RawDelivery, read_state
 from ._passes import Passes
 from ._store import _alarms, _native
 from ._store._native import Reconciliation
@@ -147,11 +147,11 @@ class HostRuntime:
 
     async def read_native_alarm(self) -> int | None:
         """The native alarm that is stored."""
-        return (await self.native_alarm.read_state()).native_alarm
+        return (await read_state(self.writer)).native_alarm
 
     async def deliver(self) -> None:
         """Run a pass, or join the one that is under way."""
-        managed = (await self.native_alarm.read_state()).managed
+        managed = (await read_state(self.writer)).managed
         if not managed and self.passes.current is None:
             await self._raw_delivery.begin()
         await self.passes.run(native=True, managed=managed)
@@ -194,7 +194,7 @@ class HostRuntime:
     async def _check_after_event(self) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         self._checks_after_event -= 1
         try:
-            state = await self.native_alarm.read_state()
+            state = await read_state(self.writer)
             if state.managed and await self.has_due():
                 await self.passes.run(native=False)
         except Exception as error:  # noqa: BLE001 - told to whoever is to know; the host goes on
@@ -263,6 +263,8 @@ class HostRuntime:
         What reconciling raised is returned.
         """
         failure: Exception | None = None
+        # First, so that no task that waits for its turn begins a block once the others are over.
+        self.writer.closed = True
         with trio.CancelScope(shield=True):
             await self._take_back_blocks()
             try:
@@ -271,7 +273,6 @@ class HostRuntime:
             except StorageOperationError as error:
                 failure = error
             finally:
-                self.writer.closed = True
                 await release_database(self.database, self.settings.name)
         return failure
 

@@ -145,6 +145,10 @@ class OpenTransaction:
         with trio.CancelScope(shield=True):
             try:
                 committed = await self._commit_trip()
+            except BaseException:
+                # Still open where the trip did not get as far as committing, as of a lost host.
+                await self._undo_all()
+                raise
             finally:
                 self._over()
             await writer.after_commit(self.session, committed, self.handling)
@@ -159,12 +163,16 @@ class OpenTransaction:
         self._ending = True
         try:
             with trio.CancelScope(shield=True):
-                # Past the host's gate: rolling back writes nothing, and a lost host lets go.
-                await self.writer.database.run(self.session.rollback, Gate(), operation="rollback")
-        except StorageOperationError as error:
-            logger.error("a transaction could not be rolled back", exc_info=error)
+                await self._undo_all()
         finally:
             self._over()
+
+    async def _undo_all(self) -> None:  # noqa: ASYNC910 - a trip that fails was one all the same
+        try:
+            # Past the host's gate: rolling back writes nothing, and a lost host lets go.
+            await self.writer.database.run(self.session.rollback, Gate(), operation="rollback")
+        except StorageOperationError as error:
+            logger.error("a transaction could not be rolled back", exc_info=error)
 
     async def take_over(self, why: str) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Roll it back from another task than its owner, who gets `why` as an error."""

@@ -844,6 +844,88 @@ async def test_a_block_is_entered_and_left_once(mock_clock: object, open_world: 
     assert items(world.path) == [1, 3]
 
 
+async def test_leaving_the_host_ends_blocks_and_those_who_wait_for_one(
+    autojump_clock: object, open_inline_world: OpenWorld
+) -> None:
+    """When a host is left, blocks of other tasks are rolled back, and none begins (R12)."""
+    world = await open_inline_world()
+    await create_items(world.host)
+    await world.host.scheduler.schedule_alarm("send", "a", after=60)
+    errors: dict[str, BaseException | None] = {}
+    go_on = trio.Event()
+
+    async def hold(host: AlarmHost) -> None:
+        async with host.scheduler.transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            await go_on.wait()
+
+    async def enter(host: AlarmHost) -> None:
+        async with host.scheduler.transaction():
+            await go_on.wait()
+
+    async def schedule(host: AlarmHost) -> None:
+        await host.scheduler.schedule_alarm("send", "b", after=60)
+
+    async def keep_error(name: str, use: Callable[[AlarmHost], Awaitable[None]]) -> None:
+        errors[name] = await error_of(lambda: use(world.host))
+
+    for another_host in (False, True):
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            if another_host:
+                await world.harness.reopen()
+                await stack.enter_async_context(
+                    open_host(world.path, name="other", storage=_storage(world))
+                )
+            go_on = trio.Event()
+            for name, use in (("hold", hold), ("enter", enter), ("schedule", schedule)):
+                nursery.start_soon(keep_error, name, use)
+                await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+            await world.harness.close()
+            assert trio.current_time() == began
+            assert set(errors) >= {"enter", "schedule"}
+            require_unlocked(world.path)
+            go_on.set()
+        assert {type(error) for error in errors.values()} == {StorageOperationError}
+        assert items(world.path) == []
+        assert [row.id for row in world.rows()] == ["a"]
+
+
+async def test_a_process_lost_at_any_step_of_a_block_holds_nothing_open(
+    mock_clock: object, open_inline_world: OpenWorld
+) -> None:
+    """Whenever its host is lost, a block is rolled back, be another host of the file open (R12)."""
+    world = await open_inline_world()
+    await create_items(world.host)
+    outcomes: list[BaseException | None] = []
+
+    async def write() -> None:
+        async with world.host.scheduler.transaction() as tx:
+            await tx.execute(INSERT, (1,))
+            await tx.schedule_alarm("send", "a", after=60)
+
+    async def keep_error() -> None:
+        outcomes.append(await error_of(write))
+
+    async with open_host(world.path, name="other", storage=_storage(world)) as other:
+        # Trio shuffles what runs in one step, so each is tried several times.
+        for steps in [step for step in range(10) for _ in range(4)]:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_error)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                await world.harness.crash()
+            require_unlocked(world.path)
+            committed = outcomes[-1] is None
+            assert items(world.path) == ([1] if committed else [])
+            assert (world.row("send", "a") is not None) is committed
+            await world.harness.reopen()
+            async with other.storage.transaction() as tx:
+                await tx.execute("DELETE FROM items WHERE id > 0")
+            await world.host.scheduler.cancel_alarm("send", "a")
+    assert {type(error) for error in outcomes} == {type(None), StorageOperationError}
+
+
 # Blocks inside generators (R12, R13).
 
 
