@@ -22,6 +22,7 @@ from tests.behaviour.storage_tools import (
     cancelled_at,
     create_items,
     error_of,
+    hold_the_turn,
     items,
     locked,
     require_unlocked,
@@ -155,6 +156,56 @@ async def test_cancelled_at_any_step_an_operation_is_all_or_nothing(
     assert outcomes == sorted(outcomes, reverse=True)
     # In a thread a single operation is one trip, which is waited for.
     assert outcomes[0] or storage_kind == "thread"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_called_when_already_cancelled_an_operation_does_nothing(
+    mock_clock: object, open_world: OpenWorld, name: str
+) -> None:
+    """In a scope that was cancelled before, every operation raises and stores nothing (R11)."""
+    world = await open_world()
+    await create_items(world.host)
+    await _put_back(world)
+    before = _state(world)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await OPERATIONS[name][0](world.host)
+    assert scope.cancelled_caught
+    assert _state(world) == before
+    require_unlocked(world.path)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_cancelled_while_it_waits_for_its_turn_it_does_nothing(
+    mock_clock: object, open_inline_world: OpenWorld, name: str, moment: Moment
+) -> None:
+    """Cancelled as it waits for, or is given, its turn: all or nothing, and others go on (R11)."""
+    world = await open_inline_world()
+    await create_items(world.host)
+    step = 1
+    while True:
+        await _put_back(world)
+        before = _state(world)
+        outcomes: list[Cancelled] = []
+
+        async def operate(step: int = step, outcomes: list[Cancelled] = outcomes) -> None:
+            outcomes.append(
+                await cancelled_at(step, moment, partial(OPERATIONS[name][0], world.host))
+            )
+
+        async with trio.open_nursery() as nursery:
+            leave = await nursery.start(hold_the_turn, world.host)
+            nursery.start_soon(operate)
+            await trio.testing.wait_all_tasks_blocked()
+            leave.set()
+        (outcome,) = outcomes
+        assert outcome.error is None
+        _check(world, name, before, outcome)
+        if not outcome.reached:
+            break
+        step += 1
+    assert step > 2
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
