@@ -36,8 +36,6 @@ NOT_LISTED = {
     "DispatchOptions": {"timeout_seconds", "retry_failed_after_ms"},
     "Retry": {"after_ms"},
     "StorageOptions": {"busy_timeout_seconds"},
-    # For the host itself.
-    "NativeAlarm": {"read_state"},
     # Those of `AlarmClock`.
     "SystemClock": {"now_ms", "sleep_until_ms"},
     "TrioClock": {"now_ms", "sleep_until_ms"},

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
-from ._model import AlarmDue, AlarmFailure, AlarmParked, AlarmRef, DispatchResult
+from ._model import (
+    AlarmDue,
+    AlarmFailure,
+    AlarmParked,
+    AlarmRef,
+    AlarmRow,
+    DispatchResult,
+)
 from ._nursery import combined
 from ._reporting import logger
 
@@ -22,6 +29,9 @@ if TYPE_CHECKING:
     from ._options import DispatchOptions
     from ._store._alarms import TagView
     from ._writer import HostWriter
+
+
+_MOST_REMEMBERED_FAILING: Final = 10_000
 
 
 @attrs.frozen
@@ -58,7 +68,18 @@ class DispatchState:
     # The handlers that run, with the Trio time at which each started.
     running: dict[AlarmRef, float] = attrs.Factory(dict[AlarmRef, float])
     logged_tags: set[str] = attrs.Factory(set[str])
+    # The alarms whose failures were logged and have not ended; attempts of a self-rearm are none.
+    failing: set[AlarmRef] = attrs.Factory(set[AlarmRef])
     closing: bool = False
+
+    def failure_begins(self, row: AlarmRow) -> bool:
+        """Whether this failure of an alarm is the first since it last succeeded (R51)."""
+        begins = row.attempts == 0 or row.ref not in self.failing
+        if len(self.failing) >= _MOST_REMEMBERED_FAILING:
+            # Those that were cancelled meanwhile are never taken out one by one.
+            self.failing.clear()
+        self.failing.add(row.ref)
+        return begins
 
     def running_tags(self) -> dict[str, float]:
         """The tags of the handlers that run, with the Trio time at which the first started."""

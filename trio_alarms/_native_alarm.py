@@ -21,6 +21,14 @@ _FIRST_RETRY_MS: Final = 1_000
 _LONGEST_RETRY_MS: Final = 64_000
 
 
+async def read_state(writer: HostWriter) -> NativeState:
+    """The timestamp that is stored for a host, and whether its scheduler owns it."""
+    name = writer.name
+    return await writer.read(
+        lambda connection: _native.read(connection.raw, name), name="native_alarm"
+    )
+
+
 class NativeAlarm:
     """The single timestamp that wakes a host.
 
@@ -43,7 +51,7 @@ class NativeAlarm:
         Raises:
             StorageOperationError: The storage failed.
         """
-        state = await self.read_state()
+        state = await read_state(self._writer)
         return None if state.native_alarm is None else instant_from_ms(state.native_alarm)
 
     async def set(self, when: datetime) -> None:
@@ -71,13 +79,6 @@ class NativeAlarm:
             StorageOperationError: The storage failed; nothing was changed.
         """
         await self._write_unmanaged(None, "native_alarm.delete")
-
-    async def read_state(self) -> NativeState:
-        """The stored timestamp, and whether the scheduler owns it."""
-        name = self._writer.name
-        return await self._writer.read(
-            lambda connection: _native.read(connection.raw, name), name="native_alarm"
-        )
 
     async def _write_unmanaged(self, native_alarm: int | None, name: str) -> None:
         def operation(session: Session) -> None:
@@ -114,7 +115,7 @@ class RawDelivery:
     async def begin(self) -> None:
         """Remember what is being delivered."""
         self._writes = self._native_alarm._writes  # noqa: SLF001 - one module, one concern
-        self._delivered = (await self._native_alarm.read_state()).native_alarm
+        self._delivered = (await read_state(self._writer)).native_alarm
 
     async def settle(self, outcome: BaseException | None) -> None:
         """Clear or move the timestamp after the hook; a cancelled delivery leaves it."""

@@ -129,7 +129,7 @@ class RowHandler:
             return
         if not handling.acknowledged:
             await self.acknowledge(handling.row, None)
-        _log_failure(handling.row, failure, None)
+        _log_failure(handling.row, failure, None, begins=handling.row.attempts == 0)
 
     async def _in_handling(self, handling: Handling, function: Callable[[], Awaitable[_T]]) -> _T:
         """Call within the handling; it is over, for all that it left behind, on return (R15)."""
@@ -184,6 +184,7 @@ class RowHandler:
             self._tally.stop(error)
             return  # noqa: ASYNC910 - the trip for its row is the checkpoint
         self._state.unacknowledged.pop(row.ref, None)
+        self._state.failing.discard(row.ref)
         if event is not None:
             self._tally.handled.append(event)
 
@@ -208,7 +209,8 @@ class RowHandler:
         if route is None:
             self._state.log_unhandled(row.ref.tag)
         else:
-            _log_failure(row, failure, failed)
+            begins = self._state.failure_begins(row)
+            _log_failure(row, failure, failed, begins=begins)
 
     def _initial_delay(self, route: Route | None, action: FailureAction | None) -> int | None:
         """The first of the definition's, the answer's and the options' delay (R7)."""
@@ -234,14 +236,16 @@ def _no_handler(tag: str) -> StoredAlarmDecodeError:
     return StoredAlarmDecodeError(f"no handler is registered for the alarm tag {tag!r}")
 
 
-def _log_failure(row: AlarmRow, failure: AlarmFailure, charged: AlarmRow | None) -> None:
+def _log_failure(
+    row: AlarmRow, failure: AlarmFailure, charged: AlarmRow | None, *, begins: bool
+) -> None:
     """Log when failures begin and when they park the alarm (R51).
 
     `charged` is the row after it was charged, `None` where the failure is in no row: then nothing
     but the log tells of it.
     """
     parked = charged is not None and charged.parked and not row.parked
-    if row.attempts == 0 or parked:
+    if begins or parked:
         logger.warning(
             "the handler of the alarm tag %r failed with %s (attempt %d%s)",
             failure.tag,

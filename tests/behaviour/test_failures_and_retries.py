@@ -846,3 +846,26 @@ async def test_a_failure_of_the_distant_future_saturates(
     assert handler.ids == ["1"]
     assert [row.wake_at for row in world.rows()] == [999, 999]
     assert isinstance(world.host.clock, TrioClock)
+
+
+async def test_the_first_failure_after_a_self_rearm_is_logged(
+    open_inline_world: OpenWorld, mock_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attempts that a self-rearm was charged are no failures, so none was told of yet (R51)."""
+    runs = itertools.count()
+
+    async def rearm_then_fail(event: AlarmDue[Any]) -> None:
+        if next(runs) == 0:
+            await event.host.scheduler.schedule_alarm("ring", event.id, after=0)
+        else:
+            raise ValueError("a failure")
+
+    world = await open_inline_world(alarms=serving({"ring": rearm_then_fail}))
+    await arm(world)
+    with caplog.at_level(logging.WARNING, logger="trio_alarms"):
+        await world.harness.advance(1)
+        assert only(world).attempts == 2
+        assert len(caplog.records) == 1
+        await world.harness.advance(30)
+    assert only(world).attempts > 2
+    assert len(caplog.records) == 1

@@ -110,7 +110,7 @@ def _remove(path: Path) -> None:
 
 
 async def _open(path: object, **options: Any) -> None:
-    async with open_host(path, **options) as host:  # type: ignore[arg-type]
+    async with open_host(path, **options) as host:  # type: ignore[arg-type]  # options of any kind
         await host.scheduler.schedule_alarm("job", "a", after=60)
 
 
@@ -393,7 +393,7 @@ async def test_a_second_host_of_a_name_is_refused_however_the_path_is_spelled(
                 await _open(spelling)
             assert caught.value.operation == "lock", name
             assert f"{os.getpid()}" in str(caught.value), name
-            async with open_host(spelling, name="other") as other:  # type: ignore[arg-type]
+            async with open_host(spelling, name="other") as other:  # type: ignore[arg-type]  # a path of any kind
                 await other.scheduler.schedule_alarm("job", name, after=60)
         await host.scheduler.schedule_alarm("job", "a", after=60)
     for spelling in spellings.values():
@@ -496,7 +496,7 @@ async def test_two_ways_of_spelling_share_one_writer(
     spellings = _spellings(path, monkeypatch)
     async with (
         open_host(path, name="one") as one,
-        open_host(spellings["a hard link elsewhere"], name="two") as two,  # type: ignore[arg-type]
+        open_host(spellings["a hard link elsewhere"], name="two") as two,  # type: ignore[arg-type]  # as above
         one.scheduler.transaction(),
     ):
         with pytest.raises(StorageOperationError, match="'one' of the same database"):

@@ -192,7 +192,7 @@ async def test_what_is_no_path_is_refused(mock_clock: object, database: Any) -> 
 async def test_an_unknown_keyword_is_pythons_type_error(path: Path, mock_clock: object) -> None:
     """Misspelt options are not ignored (api: Errors)."""
     with pytest.raises(TypeError, match="alarm"):
-        open_host(path, alarm=JOBS)  # type: ignore[call-arg]
+        open_host(path, alarm=JOBS)  # type: ignore[call-arg]  # the mistake that is tested
     assert list(path.parent.iterdir()) == []
 
 
