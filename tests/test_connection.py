@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -238,6 +239,26 @@ def test_failing_sql_is_a_storage_error_with_its_cause(
     assert caught.value.outcome == "rolled back"
     connection.commit()
     assert stored(path) == [1]
+
+
+@pytest.mark.parametrize("operation", ["execute", "query"])
+@pytest.mark.parametrize(("parameters", "given"), [(7, "7"), (None, "None"), (object(), "object")])
+def test_parameters_that_are_none_are_named(
+    connection: Connection, operation: str, parameters: Any, given: str
+) -> None:
+    """What is neither a sequence nor a mapping is refused by the name of the argument (R10)."""
+    words = f"^{operation}: params must be a sequence or a mapping, not .*{given}$"
+    connection.begin()
+    with pytest.raises(StorageOperationError, match=words) as caught:
+        getattr(connection, operation)("SELECT ?", parameters)
+    assert caught.value.operation == operation
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_any_sequence_or_mapping_gives_parameters(connection: Connection) -> None:
+    """Parameters need not be a tuple, a list or a dict (R10)."""
+    assert connection.query("SELECT ?, ?", range(2)) == [(0, 1)]
+    assert connection.query("SELECT :id", MappingProxyType({"id": 5})) == [(5,)]
 
 
 def test_executemany_is_all_rows_or_none(connection: Connection, path: str) -> None:

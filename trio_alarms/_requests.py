@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
@@ -150,13 +151,18 @@ def _refuse_for_manual(given: ScheduleArguments) -> None:
 
 def _deadline(given: ScheduleArguments) -> int:
     if (given.run_at is None) == (given.after is None):
-        what = "neither" if given.run_at is None else "both"
+        what = "neither was" if given.run_at is None else "both were"
         raise InvalidAlarmRefError(
             f"exactly one of run_at (an aware datetime) and after (a duration) is needed; {what}"
-            " was given"
+            " given"
         )
     if given.run_at is not None:
         return instant_to_ms(given.run_at, parameter="run_at")
+    if isinstance(given.after, datetime):
+        raise InvalidAlarmRefError(
+            f"after must be a timedelta or a number of seconds, not {describe(given.after)}; an"
+            " instant is given as run_at="
+        )
     return saturated(
         given.now + duration_to_ms(given.after, parameter="after", error=InvalidAlarmRefError)
     )

@@ -63,8 +63,16 @@ SCHEDULING = [
         bad(InvalidAlarmRefError, "^run_at must be", words, run_at=value)
         for value, words in BAD_INSTANTS
     ),
-    bad(InvalidAlarmRefError, "exactly one of run_at .* and after", "neither", run_at=None),
-    bad(InvalidAlarmRefError, "exactly one of run_at .* and after", "both", after=5),
+    bad(InvalidAlarmRefError, "exactly one of run_at .* after", "neither was given", run_at=None),
+    bad(InvalidAlarmRefError, "exactly one of run_at .* after", "both were given", after=5),
+    bad(
+        InvalidAlarmRefError,
+        "^after must be",
+        DURATION_RULE,
+        "not 2000-01-01T00:00:00; .* run_at=$",
+        run_at=None,
+        after=at(0),
+    ),
     *(
         bad(InvalidAlarmRefError, "^after must be", DURATION_RULE, words, run_at=None, after=value)
         for value, words in BAD_DURATIONS

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sqlite3
 import weakref
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from .._arguments import describe
 from .._errors import StorageOperationError
 from ._files import database_uri
 
@@ -214,7 +216,7 @@ class Connection:
         """Run one statement of the application's."""
         self._refuse_control(sql, "execute")
         with self._translated("execute"):
-            return self.raw.execute(sql, _bindable(parameters)).fetchall()
+            return self.raw.execute(sql, _bindable(parameters, "execute")).fetchall()
 
     def executemany(self, sql: str, rows: Iterable[Any]) -> None:
         """Run one statement of the application's for every row: all of them, or none."""
@@ -232,11 +234,11 @@ class Connection:
             )
         if not self.raw.in_transaction:
             with self._translated("query"):
-                return self.raw.execute(sql, _bindable(parameters)).fetchall()
+                return self.raw.execute(sql, _bindable(parameters, "query")).fetchall()
         with self.atomic():
             changes = self.raw.total_changes
             with self._translated("query"):
-                found = self.raw.execute(sql, _bindable(parameters)).fetchall()
+                found = self.raw.execute(sql, _bindable(parameters, "query")).fetchall()
             if self.raw.total_changes != changes:
                 raise StorageOperationError(
                     "query: the SQL changed rows; write with tx.execute", operation="query"
@@ -397,12 +399,18 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
         raise
 
 
-def _bindable(parameters: Any) -> Any:
-    """What sqlite3 takes as parameters; a TypeError here is translated like its own."""
-    bindable: Any = parameters
-    if not isinstance(parameters, tuple | list | dict):
-        bindable = tuple(parameters)
-    return bindable
+def _bindable(parameters: Any, operation: str) -> Any:
+    """What sqlite3 takes as parameters: of mappings it knows a dict only."""
+    if isinstance(parameters, tuple | list | dict):
+        bindable: Any = parameters
+        return bindable
+    try:
+        return dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)
+    except TypeError as error:
+        raise StorageOperationError(
+            f"{operation}: params must be a sequence or a mapping, not {describe(parameters)}",
+            operation=operation,
+        ) from error
 
 
 def _refusal(what: str, operation: str) -> StorageOperationError:
