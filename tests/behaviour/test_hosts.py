@@ -149,7 +149,7 @@ async def test_a_service_has_a_scheduler_of_its_own_alarms(path: Path, mock_cloc
             "parked_retry_delay",
         ),
     ],
-    ids=str,
+    ids=lambda case: case if isinstance(case, str) else type(*case.values()).__name__,
 )
 async def test_a_bad_argument_is_refused_by_name_before_anything_is_created(
     path: Path, mock_clock: object, options: dict[str, Any], parameter: str
