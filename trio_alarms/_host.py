@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeGuard, cast
+
+import trio
 
 from ._arguments import describe, is_plainly_synchronous
 from ._clock import AlarmClock, default_clock
 from ._configuration import ScheduleConfiguration, resolve_configuration
+from ._definitions import BoundHandler
 from ._errors import (
     InvalidAlarmRefError,
     InvalidAlarmRegistrationError,
@@ -340,6 +343,7 @@ def _checked_settings(
     storage: Any,
 ) -> HostSettings:
     """The arguments of `open_host`, each checked before anything is created."""
+    _require_trio()
     host_name = require_name(
         name, parameter="name", error=InvalidAlarmRefError, maximum=MAX_HOST_NAME_LENGTH
     )
@@ -359,7 +363,7 @@ def _checked_settings(
     ):
         if function is not None and is_plainly_synchronous(function):
             raise InvalidScheduleConfigurationError(
-                f"{parameter} must be {allowed}, not {describe(function)}"
+                f"{parameter} must be {allowed}, not {_named(function)}"
             )
     if not (event_scope is None or callable(event_scope)):
         raise InvalidScheduleConfigurationError(
@@ -384,6 +388,33 @@ def _checked_settings(
         drain_timeout=drain_ms / 1000,
         storage=storage,
     )
+
+
+def _require_trio() -> None:
+    """Say what to do where Trio's own error would only say that this is not Trio."""
+    try:
+        trio.lowlevel.current_trio_token()
+    except RuntimeError as error:
+        raise RuntimeError(
+            "open_host needs a running Trio: call it from an async function under trio.run(…);"
+            " asyncio is not supported"
+        ) from error
+
+
+def _is_service(value: object) -> TypeGuard[type[AlarmService]]:
+    return isinstance(value, type) and issubclass(value, AlarmService)
+
+
+def _named(function: object) -> str:
+    """What was given as a dispatcher or hook, with what is likely to be meant."""
+    if _is_service(function):
+        return f"the service {function.__qualname__}; pass {function.__qualname__}.handlers(…)"
+    if isinstance(function, BoundHandler):
+        return "a single bound handler; pass the service's handlers(…) with it"
+    kind: object = type(function)
+    if kind is list or kind is tuple:
+        return f"{describe(function)}; compose registrations with merge_all(…)"
+    return describe(function)
 
 
 def _require(value: object, kind: type, parameter: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -23,7 +24,7 @@ from ._reporting import logger
 from ._time import instant_from_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
 _T = TypeVar("_T")
 
@@ -149,7 +150,7 @@ class RowHandler:
             with trio.CancelScope() as scope:
                 if timeout is not None:
                     scope.deadline = trio.current_time() + timeout
-                await route.handler(event)
+                await _awaitable(route.handler(event), event.tag)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error  # noqa: ASYNC910 - the trip for its row is the checkpoint
         if scope.cancelled_caught:
@@ -230,6 +231,16 @@ class RowHandler:
             host=self._plan.host,
             scope=self._plan.scope,
         )
+
+
+def _awaitable(returned: Awaitable[object], tag: str) -> Awaitable[object]:
+    """What a handler returned; a lambda is known to be synchronous only now."""
+    if not isinstance(returned, Awaitable):
+        raise TypeError(
+            f"the handler of the alarm tag {tag!r} returned {describe(returned)}, not an"
+            " awaitable; make it an async function"
+        )
+    return returned
 
 
 def _no_handler(tag: str) -> StoredAlarmDecodeError:

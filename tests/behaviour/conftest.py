@@ -150,7 +150,7 @@ def open_world(
     async def open_one(**options: Any) -> World:
         path = tmp_path / "alarms.db"
         executor: Any = "thread" if storage_kind == "thread" else "inline"
-        options.setdefault("storage", StorageOptions(executor=executor))
+        options.setdefault("storage", StorageOptions(executor=executor, synchronous="off"))
         harness = await alarm_harness(database=path, **options)
         return World(harness, path, reopens=storage_kind == "reopened")
 

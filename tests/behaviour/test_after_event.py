@@ -335,9 +335,12 @@ async def test_the_driver_is_outside_of_what_its_opener_was_inside_of(
     log = Log()
     path = tmp_path / "alarms.db"
     inner = open_host(path, name="inner", storage=INLINE, alarms=process_due(log.handle))
-    async with open_test_host(path, name="inner") as harness:
+    async with open_test_host(path, name="inner", storage=INLINE) as harness:
         await harness.host.scheduler.schedule_alarm("job", "a", after=5)
-    async with open_test_host(path, name="outer") as outer, AsyncExitStack() as stack:
+    async with (
+        open_test_host(path, name="outer", storage=INLINE) as outer,
+        AsyncExitStack() as stack,
+    ):
         async with outer.host.scheduler.transaction():
             await stack.enter_async_context(inner)
             mock_clock.jump(5)

@@ -869,3 +869,23 @@ async def test_the_first_failure_after_a_self_rearm_is_logged(
         await world.harness.advance(30)
     assert only(world).attempts > 2
     assert len(caplog.records) == 1
+
+
+async def test_a_handler_that_returns_no_awaitable_fails_saying_so(
+    open_inline_world: OpenWorld, mock_clock: object
+) -> None:
+    """A lambda is only known to be synchronous once it is called (R28)."""
+    failures: list[AlarmFailure] = []
+
+    async def note(failure: AlarmFailure) -> None:
+        failures.append(failure)
+
+    handler: Any = lambda _: None  # noqa: E731 - the mistake that is tested
+    world = await open_inline_world(
+        alarms=serving({"ring": handler}, options=DispatchOptions(on_failure=note))
+    )
+    await arm(world)
+    await world.harness.settle()
+    (failure,) = failures
+    assert "the handler of the alarm tag 'ring' returned None" in str(failure.error)
+    assert "async" in str(failure.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -22,6 +23,9 @@ from tests.behaviour.bad_arguments import (
 )
 from tests.behaviour.work_service import Work, succeed, work
 from trio_alarms import (
+    Alarm,
+    AlarmDue,
+    AlarmService,
     InvalidAlarmRefError,
     InvalidAlarmRegistrationError,
     InvalidScheduleConfigurationError,
@@ -76,7 +80,7 @@ OPENING = [
             (5, "5"),
             ("work", "str"),
             (synchronous, "synchronous"),
-            (Work, "type"),
+            (Work, "the service Work"),
             ([work()], "list"),
         ]
     ),
@@ -226,3 +230,44 @@ async def test_a_handler_that_is_left_out_keeps_the_host_from_opening(
     with pytest.raises(InvalidAlarmRegistrationError, match="async callable"):
         Work.plain.handled_by(synchronous)  # type: ignore[arg-type]  # that is the case
     assert files_in(tmp_path) == []
+
+
+class _Shop(AlarmService, key="tests/shop"):
+    """A service that is passed where its handlers are meant."""
+
+    order = Alarm(None)
+
+
+async def _on_order(event: AlarmDue[None]) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (_Shop, r"pass _Shop\.handlers\("),
+        (_Shop.order.handled_by(_on_order), r"the service's handlers\("),
+        ([_Shop.handlers(_Shop.order.handled_by(_on_order))], "merge_all"),
+    ],
+    ids=["a service", "a bound handler", "a list of registrations"],
+)
+async def test_what_is_nearly_a_registration_is_refused_with_what_to_pass(
+    tmp_path: Path, given: Any, hint: str
+) -> None:
+    """A newcomer's first mistakes are answered with the call that was meant."""
+    with pytest.raises(InvalidScheduleConfigurationError, match=hint):
+        async with open_host(tmp_path / "alarms.db", alarms=given):
+            raise AssertionError("it opened")
+    assert not any(tmp_path.iterdir())  # noqa: ASYNC240 - an empty folder of the test's
+
+
+def test_opening_under_asyncio_says_what_is_needed(tmp_path: Path) -> None:
+    """Trio's own words, "must be called from async context", would puzzle there."""
+
+    async def main() -> None:
+        async with open_host(tmp_path / "alarms.db"):
+            raise AssertionError("it opened")
+
+    with pytest.raises(RuntimeError, match=r"trio\.run.*asyncio is not supported"):
+        asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []

@@ -33,7 +33,8 @@ EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 # How long, in real seconds, all tasks are blocked before a pass counts as waiting for the clock.
 _MOMENT_SECONDS: Final = 0.01
 _LONGEST_STEP_SECONDS: Final = 3600.0
-_INLINE: Final = StorageOptions(executor="inline")
+# A simulated crash keeps what the operating system has, so waiting for the disk proves nothing.
+_INLINE: Final = StorageOptions(executor="inline", synchronous="off")
 
 
 class _Process:
@@ -303,7 +304,8 @@ async def open_test_host(
         database: A path, or `":memory:"` for a private temporary file.
         driver: Whether a task delivers the native alarm by itself.
         epoch: The aware datetime at which Trio's clock shows zero.
-        storage: How the database is used.
+        storage: How the database is used; by default inline, and without waiting for the disk,
+            which a simulated crash does not need.
         **options: All other options of `open_host` but `clock`.
 
     Raises:
