@@ -153,6 +153,18 @@ def test_a_migration_never_commits_by_itself(connection: sqlite3.Connection) -> 
     assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
 
 
+def test_a_migration_that_somebody_else_made_meanwhile_is_noticed(tmp_path: Path) -> None:
+    """The version is read again inside the transaction (R60)."""
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as one,
+        contextlib.closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as two,
+    ):
+        assert read_version(one) == 0
+        _migrate(two)
+        _migrate(one)
+        assert read_version(one) == SCHEMA_VERSION
+
+
 def test_our_objects_are_prefixed(connection: sqlite3.Connection) -> None:
     """Application tables may live in the same file (R60)."""
     _migrate(connection)
