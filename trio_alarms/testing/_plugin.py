@@ -1,7 +1,7 @@
 """The pytest plugin: the fixtures `alarm_harness` and `alarm_clock`.
 
-It is loaded with pytest, before coverage and before anything of ours is needed; so the package
-itself is imported only when a fixture is used.
+It is loaded with pytest, in every project where trio_alarms is installed; so it has to load
+without pytest-trio as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from .._clock import TrioClock
+from ._fixture import harness_factory
+
 if TYPE_CHECKING:
-    from trio_alarms import TrioClock
-    from trio_alarms.testing import AlarmHarness
+    from ._harness import AlarmHarness
 
 try:
     pytest_trio: Any = importlib.import_module("pytest_trio")
@@ -30,16 +32,12 @@ async def _alarm_harness() -> AsyncIterator[OpenHarness]:
     Takes the options of `open_test_host`. As many as wanted; all of them are closed at the end
     of the test, which also has to name pytest-trio's `mock_clock` or `autojump_clock`.
     """
-    from ._fixture import harness_factory  # noqa: PLC0415 - see the top
-
     async with harness_factory() as open_harness:
         yield open_harness
 
 
 def _alarm_clock() -> Callable[..., TrioClock]:
     """Make clocks: `alarm_clock(epoch=epoch)` is a `TrioClock` on the test's `MockClock`."""
-    from .._clock import TrioClock  # noqa: PLC0415 - see the top
-
     return TrioClock
 
 
