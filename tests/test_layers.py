@@ -38,6 +38,7 @@ FLOORS = {
     "_episodes": 5,
     "_registrations": 5,
     "_database": 5,
+    "_host_settings": 6,
     "_import": 6,
     "_scheduling": 6,
     "_transactions": 6,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from ._configuration import resolve_configuration
@@ -17,6 +16,7 @@ from ._driver import Driver
 from ._episodes import Episodes
 from ._errors import HostClosingError, StorageOperationError
 from ._events import entered_event
+from ._host_settings import HostSettings
 from ._native_alarm import NativeAlarm, RawDelivery, read_state
 from ._passes import Passes
 from ._store import _alarms, _native
@@ -30,31 +30,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from contextvars import Context
 
-    from ._clock import AlarmClock
-    from ._configuration import ResolvedConfiguration, ScheduleConfiguration
+    from ._configuration import ResolvedConfiguration
     from ._events import EventScope
     from ._host import AlarmHost
-    from ._registrations import AlarmRegistration
-    from ._reporting import Reporter
-    from ._storage_options import StorageOptions
-
-
-@attrs.frozen
-class HostSettings:
-    """The checked arguments of `open_host`."""
-
-    database: object
-    name: str
-    registration: AlarmRegistration | None
-    dispatcher: Callable[[AlarmHost], Awaitable[object]] | None
-    raw_alarm: Callable[[AlarmHost], Awaitable[object]] | None
-    event_scope: Callable[[AlarmHost], AbstractAsyncContextManager[Any]] | None
-    configuration: ScheduleConfiguration
-    reporter: Reporter | None
-    clock: AlarmClock
-    driver: bool
-    drain_timeout: float
-    storage: StorageOptions
 
 
 class HostRuntime:
