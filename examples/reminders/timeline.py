@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .tally import Tally
 
 _MOST_HOURS = 48
+_TIME_WIDTH = len("Sun 29 Mar 03:30 +02:00")
+_ZONE_WIDTH = 18
 _ANCHORS = {"start": "the start", "end": "the end", "due": "it is due"}
 
 
@@ -30,6 +32,14 @@ class Timeline:
         self._line(
             f"{len(week.reminders)} reminders {_days(week)}; the seven days pass in"
             f" {seconds:g} seconds"
+        )
+        self._line(
+            "In the order of ringing. Elapsed: real seconds since the start. Calendar time: in the"
+            " zone of the reminder, with its offset from UTC, so mixed zones look out of order."
+        )
+        self._line("")
+        self._line(
+            f"elapsed  {'calendar time':<{_TIME_WIDTH}}  {'zone':<{_ZONE_WIDTH}} reminder", "bold"
         )
 
     def nothing_to_ring(self, week: ReminderWeek) -> None:
@@ -58,7 +68,7 @@ class Timeline:
         line = Text()
         line.append(f"{seconds:5.1f} s  ", style="dim")
         line.append(_local_time(announcement), style="cyan")
-        line.append(f"  {announcement.time_zone:<18} ", style="dim")
+        line.append(f"  {announcement.time_zone:<{_ZONE_WIDTH}} ", style="dim")
         line.append(announcement.title, style="bold")
         line.append(" (all day)" if announcement.all_day else "")
         line.append(", " + _relation(announcement))
@@ -81,7 +91,7 @@ class Timeline:
         self._event(f"process {process} ended by itself with exit code {code}", "red")
 
     def ends(self, tally: Tally) -> None:
-        """The result: four counts, and what was lost by name."""
+        """The result: four counts, what was lost by name, and what they mean."""
         self._line("")
         self._line(f"expected: {len(tally.expected)}")
         self._line(f"rung: {len(tally.rung)}")
@@ -92,6 +102,9 @@ class Timeline:
         for reminder in tally.lost:
             announcement = reminder.announcement
             self._line(f"  {_local_time(announcement)}  {announcement.title}", "red")
+        if tally.expected and not tally.lost and not tally.unexpected:
+            self._line("")
+            self._line(_conclusion(tally), "green")
 
     def _event(self, text: str, style: str = "magenta") -> None:
         self._line(f"-- {text}", style)
@@ -103,6 +116,16 @@ class Timeline:
 def _days(week: ReminderWeek) -> str:
     last_day = week.first_day + timedelta(days=6)
     return f"from {week.first_day:%a %d %b %Y} to {last_day:%a %d %b %Y}"
+
+
+def _conclusion(tally: Tally) -> str:
+    """What the counts say when nothing was lost."""
+    twice = len(tally.rung_twice)
+    again = f" {twice} rang again, since the kill came before the ring was acknowledged."
+    return (
+        f"Nothing was lost through the kill: all {len(tally.expected)} reminders rang."
+        f"{again if twice else ''}"
+    )
 
 
 def _local_time(announcement: Announcement) -> str:

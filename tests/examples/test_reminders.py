@@ -44,7 +44,7 @@ from examples.reminders.tally import Tally
 from examples.reminders.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trio.testing import MockClock
 
@@ -187,6 +187,34 @@ def test_a_ring_is_one_plain_line_in_local_time() -> None:
     assert "\x1b[" in shown(
         lambda timeline: timeline.rang(ring, seconds=1.25, again=False, late=False), terminal=True
     )
+
+
+def test_the_columns_have_a_heading() -> None:
+    """The heading stands over the columns of the rings."""
+    heading = shown(lambda timeline: timeline.begins(sample_week(), 14)).splitlines()[-1]
+    ring = Ring(1, "a", DUE, announcement())
+    line = shown(lambda timeline: timeline.rang(ring, seconds=1.25, again=False, late=False))
+    assert heading.index("calendar time") == line.index("Sun 29 Mar")
+    assert heading.index("zone") == line.index("UTC")
+    assert heading.index("reminder") == line.index("Tea")
+    assert heading.startswith("elapsed ")
+
+
+@pytest.mark.parametrize(
+    ("rings", "end"),
+    [
+        ("0 1", "lost: 0\n\nNothing was lost through the kill: all 2 reminders rang.\n"),
+        ("0 1 1", "rang. 1 rang again, since the kill came before the ring was acknowledged.\n"),
+        ("0", "lost: 1\n  Sun 29 Mar 01:31 +00:00  Tea\n"),
+        ("0 1 2", "not expected, but rung: 1\nlost: 0\n"),
+    ],
+)
+def test_the_figures_are_explained_when_nothing_was_lost(rings: str, end: str) -> None:
+    """The demo ends with a sentence on what the figures mean, or with what was lost."""
+    tally = Tally(reminders(2))
+    for reminder_id in rings.split():
+        tally.count(reminder_id)
+    assert shown(lambda timeline: timeline.ends(tally)).endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +367,7 @@ def test_the_demo_loses_nothing_through_a_kill(tmp_path: Path) -> None:
     assert time.monotonic() - started < DEMO_SECONDS
     assert (demo.returncode, errors) == (0, "")
     assert "\nexpected: 52\nrung: 52\nrung twice: " in output
-    assert output.endswith("\nlost: 0\n")
+    assert "\nlost: 0\n\nNothing was lost through the kill: all 52 reminders rang." in output
     assert "SIGKILL" in output
     assert "Sun 29 Mar 03:30 +02:00  Europe/Berlin      Check the nightly backup" in output
     records = RingLogReader(tmp_path / "kept" / "rings.log").new_records()
@@ -406,10 +434,19 @@ def test_hundreds_of_reminders_end_in_time(tmp_path: Path) -> None:
     assert (demo.returncode, errors) == (0, "")
     assert "\nexpected: 600\nrung: 600\n" in output
     assert "SIGKILL" in output
-    assert output.endswith("\nlost: 0\n")
+    assert "\nlost: 0\n\nNothing was lost" in output
+
+
+@pytest.fixture
+def heeding_interrupts() -> Iterator[None]:
+    """Children take SIGINT even where whoever runs the tests ignores it, as `nohup` and CI do."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.real_time
+@pytest.mark.usefixtures("heeding_interrupts")
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C ends the demo without a traceback and takes the ringing process along."""
     demo = run_demo("--directory", str(tmp_path / "kept"))
