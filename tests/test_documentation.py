@@ -105,6 +105,13 @@ def test_the_tutorials_reminder_survives_the_kill(tmp_path: Path) -> None:
     assert second.stdout.endswith("UTC: the kettle boils\n")
 
 
+def test_the_tutorials_orders_can_be_taken_again(tmp_path: Path) -> None:
+    """A reader who runs the program a second time sees the same."""
+    programs = list(programs_of((ROOT / "docs" / "tutorial.md").read_text("utf-8")))
+    for name in ("remind.py", "orders.py", "orders.py"):
+        run(next(program for program in programs if program.name == name), tmp_path)
+
+
 def test_the_diagrams_are_what_the_script_draws() -> None:
     """A diagram is changed in docs/diagrams.py, and drawn again."""
     script = ROOT / "docs" / "diagrams.py"
