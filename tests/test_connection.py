@@ -187,6 +187,16 @@ def test_our_own_control_statements_leave_nothing_cached_that_applications_send(
     assert stored(path) == [1, 2]
 
 
+def test_another_file_cannot_be_attached(connection: Connection, tmp_path: Path) -> None:
+    """It would outlive its block, and a commit over two files is not atomic (R10)."""
+    other = str(tmp_path / "other.db")
+    with pytest.raises(StorageOperationError, match="ATTACH or DETACH is refused"):
+        connection.execute("ATTACH ? AS other", (other,))
+    with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        connection.call(lambda raw: raw.execute("ATTACH ? AS other", (other,)))
+    assert [name for _, name, _ in connection.execute("PRAGMA database_list", ())] == ["main"]
+
+
 @pytest.mark.parametrize(
     "pragma",
     [

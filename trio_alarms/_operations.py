@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from . import _rules
+from ._errors import StoredAlarmDecodeError
 from ._model import NO_PROGRESS, AlarmRecord, AlarmRef, AlarmRow, AlarmStatus
 from ._rules import Circumstances, ScheduleRequest
 from ._time import instant_from_ms
@@ -42,7 +43,21 @@ def new_revision() -> bytes:
 
 
 def status_of(row: AlarmRow) -> AlarmStatus:
-    """The public status of a row."""
+    """The public status of a row.
+
+    Raises:
+        StoredAlarmDecodeError: Somebody else has stored a value that no release of ours writes.
+    """
+    try:
+        return _status_of(row)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise StoredAlarmDecodeError(
+            f"the stored alarm {row.ref.tag!r}, {row.ref.id!r} has an instant, a duration or a"
+            f" count out of range: {error}"
+        ) from error
+
+
+def _status_of(row: AlarmRow) -> AlarmStatus:
     return AlarmStatus(
         run_at=instant_from_ms(row.run_at),
         retry_at=None if row.retry_at is None else instant_from_ms(row.retry_at),

@@ -302,7 +302,7 @@ class Passes:
         Before `first` it has no guard that could have fallen due.
         """
         with this.before_dispatch:
-            await self._writer.clock.sleep_until_ms(first)
+            await self._sleep_until(first)
             await self._keep_guard()
         await self._keep_guard()
 
@@ -311,14 +311,29 @@ class Passes:
 
         No alarm is rescued from a handler that lives.
         """
-        clock = self._writer.clock
         while True:
-            await clock.sleep_until_ms(self._wakes.guard_at)
+            await self._sleep_until(self._wakes.guard_at)
             try:
                 await self._writer.write(nothing, name="guard")
             except StorageOperationError as error:
                 self._host.note_storage_failure(error)
                 await trio.sleep(_RENEWAL_RETRY_SECONDS)
+
+    async def _sleep_until(self, deadline: int) -> None:
+        """Sleep on the host's clock; one that fails must not end the pass whose guard it keeps."""
+        told = False
+        while True:
+            try:
+                await self._writer.clock.sleep_until_ms(deadline)
+            except Exception as error:  # noqa: BLE001 - whatever an application's clock raises
+                if not told:
+                    logger.error(
+                        "the clock failed; the guard is kept once it works", exc_info=error
+                    )
+                told = True
+                await trio.sleep(_RENEWAL_RETRY_SECONDS)
+            else:
+                return
 
     async def _dispatch_in_event(self, this: Pass) -> None:
         cut_short = False

@@ -25,6 +25,7 @@ from trio_alarms import (
     SystemClock,
     TrioClock,
     open_host,
+    process_due,
     schedule_configuration,
 )
 from trio_alarms._runtime import HostRuntime
@@ -779,3 +780,39 @@ async def test_the_event_loop_ticks_while_a_worker_thread_waits_for_a_lock(
             assert handler.times[0] - released < 1.5
             nursery.cancel_scope.cancel()
     assert longest < 1
+
+
+async def test_a_clock_that_fails_to_sleep_does_not_end_the_pass_it_guards(
+    mock_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """The guard is kept once the clock works again; the handler is not cancelled for it (R50)."""
+
+    class FailingSleep:
+        """The harness's clock, with a sleep that is broken."""
+
+        def now_ms(self) -> int:
+            """Tell the time."""
+            return TrioClock().now_ms()
+
+        async def sleep_until_ms(self, deadline: int) -> None:  # noqa: ARG002 - the protocol has it
+            """Fail."""
+            raise OSError("no timer is left")
+
+    done: list[str] = []
+
+    async def slow(event: AlarmDue[Any]) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        done.append(event.id)
+
+    async with open_host(
+        tmp_path / "alarms.db",
+        alarms=process_due(slow),
+        clock=FailingSleep(),
+        storage=StorageOptions(executor="inline"),
+    ) as host:
+        await host.scheduler.schedule_alarm("ring", "1", after=0)
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(60)
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.testing.wait_all_tasks_blocked()
+    assert done == ["1"]

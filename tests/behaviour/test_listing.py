@@ -16,6 +16,7 @@ from trio_alarms import (
     AlarmRecord,
     AlarmService,
     ScheduleConfiguration,
+    StoredAlarmDecodeError,
     merge_all,
 )
 
@@ -311,3 +312,18 @@ async def test_a_host_that_never_wrote_lists_nothing(
     assert await world.host.scheduler.list_alarms() == []
     assert await world.host.service(Work).list_alarms(alarm=Work.plain, parked=True) == []
     assert world.sql("SELECT * FROM trio_alarms_hosts") == []
+
+
+async def test_a_value_that_no_release_writes_is_an_error_of_ours(
+    open_inline_world: OpenWorld, mock_clock: object
+) -> None:
+    """Somebody else's row is named, and the other alarms can still be looked up (R3)."""
+    world = await open_inline_world()
+    for id in ("far", "fine"):
+        await world.host.scheduler.schedule_alarm("ring", id, after=5)
+    world.sql("UPDATE trio_alarms_alarms SET repeat_every = 9000000000000000000 WHERE id = 'far'")
+    with pytest.raises(StoredAlarmDecodeError, match=r"'far'.*out of range"):
+        await world.host.scheduler.list_alarms()
+    with pytest.raises(StoredAlarmDecodeError, match=r"'far'.*out of range"):
+        await world.host.scheduler.get_alarm_status("ring", "far")
+    assert await world.host.scheduler.get_alarm_status("ring", "fine") is not None

@@ -305,6 +305,10 @@ class Connection:
         ):
             self._refused = f"PRAGMA {first}"
             return sqlite3.SQLITE_DENY
+        if action in {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}:
+            # It would outlive the block, and a commit over two files is not atomic in WAL mode.
+            self._refused = "ATTACH or DETACH"
+            return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
     def _refuse_control(self, sql: object, operation: str) -> None:

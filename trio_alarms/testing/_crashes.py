@@ -196,7 +196,7 @@ class _Exploration:
         shutil.rmtree(directory)
         return seam.passed
 
-    async def _run_scenario(self, seam: _CrashSeam, database: Path) -> None:
+    async def _run_scenario(self, seam: _CrashSeam, database: Path) -> None:  # noqa: ASYNC910 - opening a host is one
         with trio.CancelScope() as scope:
             try:
                 async with open_test_host(
