@@ -261,6 +261,8 @@ async def acquire_database(path: object, options: StorageOptions | None, name: s
         StorageOperationError: The file cannot be opened; or it is open in this process with other
             options or in another Trio run; or a host of this name has it, here or elsewhere.
     """
+    # Whoever is cancelled already creates nothing.
+    await trio.lowlevel.checkpoint()
     while True:
         file = locate(path, supported_version=SCHEMA_VERSION, open_already=_registry)
         with _registry_lock:
@@ -286,7 +288,7 @@ async def acquire_database(path: object, options: StorageOptions | None, name: s
         raise
     if leads:
         database.enter_stage("open")
-    return database  # noqa: ASYNC910 - a free turn is taken at once; the trip that follows is one
+    return database
 
 
 async def release_database(database: Database, name: str) -> None:  # noqa: ASYNC910 - a free turn is taken at once; the trip that follows is one

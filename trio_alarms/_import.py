@@ -126,7 +126,8 @@ async def _holds_effect_cf(database: str | PathLike[str]) -> bool:
 
 
 def _look(path: str) -> bool:
-    uri = database_uri(path, mode="ro")
+    # One that could not write would leave the side files of a write-ahead log behind.
+    uri = database_uri(path, mode="rw")
     with closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:
         if not has_effect_cf_tables(connection):
             return False

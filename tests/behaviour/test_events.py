@@ -480,6 +480,70 @@ def _runs(handler: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("kind", ["registration", "set", "process_due_alarms"])
+async def test_a_direct_run_whose_scope_fails_to_enter_charges_nothing(
+    open_inline_world: OpenWorld, mock_clock: object, kind: str
+) -> None:
+    """Where the event around a dispatch cannot begin, due rows stay as they are (R25, R40)."""
+
+    @asynccontextmanager
+    async def scope(_: AlarmHost) -> AsyncIterator[None]:
+        if fails:
+            raise LookupError("enter")
+        yield
+
+    async def ignore(_: AlarmDue[Any]) -> None:
+        pass
+
+    fails = ["yes"]
+    run = _runs(ignore)[kind]
+    world = await open_inline_world(event_scope=scope)
+    await world.host.scheduler.schedule_alarm("job", "a", after=0)
+    before = world.rows()
+    with pytest.raises(LookupError, match="enter"):
+        await run(world.host)
+    assert world.rows() == before
+    assert world.native_alarm() == 0
+    fails.clear()
+    assert len((await run(world.host)).handled) == 1
+
+
+@pytest.mark.parametrize("kind", ["registration", "set", "process_due_alarms"])
+async def test_a_direct_run_whose_scope_fails_on_the_way_out_has_dispatched(
+    open_inline_world: OpenWorld, mock_clock: object, kind: str
+) -> None:
+    """The clean-up's error comes out; what was acknowledged stays so (R25, R40)."""
+
+    async def ignore(_: AlarmDue[Any]) -> None:
+        pass
+
+    run = _runs(ignore)[kind]
+    world = await open_inline_world(event_scope=_failing_clean_up)
+    await world.host.scheduler.schedule_alarm("job", "a", after=0)
+    with pytest.raises(KeyError, match="clean-up"):
+        await run(world.host)
+    assert world.rows() == []
+    assert world.native_alarm() is None
+
+
+async def test_a_cancelled_direct_run_charges_nothing(
+    open_inline_world: OpenWorld, autojump_clock: object
+) -> None:
+    """Cancelling a dispatch outside of a pass leaves what is due due, and reconciles (R19, R25)."""
+
+    async def hang(_: AlarmDue[Any]) -> None:
+        await trio.sleep_forever()
+
+    world = await open_inline_world()
+    await world.host.scheduler.schedule_alarm("job", "a", after=0)
+    before = world.rows()
+    with trio.move_on_after(5) as scope:
+        await world.host.scheduler.process_due_alarms(hang)
+    assert scope.cancelled_caught
+    assert world.rows() == before
+    assert world.native_alarm() == 0
+
+
 async def test_events_of_two_hosts_are_told_apart(
     open_inline_world: OpenWorld, mock_clock: object
 ) -> None:

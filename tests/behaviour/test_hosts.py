@@ -472,6 +472,18 @@ async def test_a_cancelled_opening_leaves_nothing_behind(
     assert len(_rows(path)) == 30
 
 
+async def test_an_opening_that_is_cancelled_already_creates_nothing(
+    path: Path, mock_clock: object
+) -> None:
+    """Not even an empty file comes into being (R11)."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with open_host(path):
+            pytest.fail("it has opened")
+    assert scope.cancelled_caught
+    assert list(path.parent.iterdir()) == []
+
+
 async def _cancel_after(scope: trio.CancelScope, checkpoints: int) -> None:
     for _ in range(checkpoints):
         await trio.lowlevel.checkpoint()

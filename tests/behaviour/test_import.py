@@ -282,8 +282,12 @@ async def test_a_second_import_finds_nothing(path: Path, mock_clock: object) -> 
     assert _dump(path) == before
 
 
-async def test_without_the_tables_nothing_is_written(path: Path, mock_clock: object) -> None:
+@pytest.mark.parametrize("journal_mode", ["delete", "wal"])
+async def test_without_the_tables_nothing_is_written(
+    path: Path, mock_clock: object, journal_mode: str
+) -> None:
     """A file of somebody else's stays as it is, to the byte (R63)."""
+    _execute(path, f"PRAGMA journal_mode = {journal_mode}")
     _execute(path, "CREATE TABLE app (x)")
     before = _contents(path.parent)
     assert await import_effect_cf(path) == 0
