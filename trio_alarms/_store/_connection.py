@@ -7,7 +7,7 @@ import sqlite3
 import weakref
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from .._arguments import describe
 from .._errors import StorageOperationError
@@ -403,13 +403,15 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
         raise
 
 
-def _bindable(parameters: Any, operation: str) -> Any:
-    """What sqlite3 takes as parameters: of mappings it knows a dict only."""
-    if isinstance(parameters, tuple | list | dict):
-        bindable: Any = parameters
-        return bindable
+def _bindable(parameters: object, operation: str) -> Any:
+    """What sqlite3 takes as parameters."""
+    kind: object = type(parameters)
+    if kind is tuple or kind is list or kind is dict:
+        return parameters
     try:
-        return dict(parameters) if isinstance(parameters, Mapping) else tuple(parameters)
+        if isinstance(parameters, Mapping):
+            return dict(cast("Mapping[Any, Any]", parameters))
+        return tuple(cast("Iterable[Any]", parameters))
     except TypeError as error:
         raise StorageOperationError(
             f"{operation}: params must be a sequence or a mapping, not {describe(parameters)}",
