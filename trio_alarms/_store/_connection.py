@@ -7,7 +7,7 @@ import sqlite3
 import weakref
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, TypeVar, cast
 
 from .._arguments import describe
 from .._errors import StorageOperationError
@@ -173,9 +173,19 @@ class Connection:
             self.seam.after_commit()
 
     def rollback(self) -> None:
-        """Roll back what is open, if anything is."""
-        if self.raw.in_transaction:
-            self._control("ROLLBACK /* trio_alarms */")
+        """Roll back what is open, if anything is.
+
+        A transaction that stayed open would keep every other process from writing: hence the
+        second try.
+        """
+        for last_try in (False, True):
+            if not self.raw.in_transaction:
+                return
+            try:
+                self._control("ROLLBACK /* trio_alarms */")
+            except sqlite3.Error:
+                if last_try:
+                    raise
 
     def savepoint(self) -> None:
         """Open a savepoint inside the innermost one."""
@@ -211,6 +221,22 @@ class Connection:
         except BaseException:
             self.undo()
             raise
+
+    @contextmanager
+    def _atomic_around_application(self, operation: str) -> Iterator[None]:
+        """As `atomic`; what its own statements raise is ours, what the block raises is not."""
+        raised: BaseException | None = None
+        try:
+            with self.atomic():
+                try:
+                    yield
+                except BaseException as error:
+                    raised = error
+                    raise
+        except sqlite3.Error as error:
+            if error is raised:
+                raise
+            raise StorageOperationError(f"{operation}: {error}", operation=operation) from error
 
     def execute(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement of the application's."""
@@ -261,7 +287,7 @@ class Connection:
                 raw.interrupt()
             _follow_savepoints(open_names, statement)
 
-        with self.atomic():
+        with self._atomic_around_application("run_sync"):
             with self._settings_kept(), raw.opened_are_closed():
                 self._savepoints_allowed = True
                 self.raw.set_trace_callback(follow)
@@ -403,14 +429,18 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
         raise
 
 
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
+
+
 def _bindable(parameters: object, operation: str) -> Any:
     """What sqlite3 takes as parameters."""
     kind: object = type(parameters)
     if kind is tuple or kind is list or kind is dict:
         return parameters
     try:
-        if isinstance(parameters, Mapping):
-            return dict(cast("Mapping[Any, Any]", parameters))
+        if _is_mapping(parameters):
+            return dict(parameters)
         return tuple(cast("Iterable[Any]", parameters))
     except TypeError as error:
         raise StorageOperationError(
