@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.behaviour.storage_tools import (
     create_items,
     error_of,
     items,
+    locked,
     require_unlocked,
 )
 from trio_alarms import (
@@ -248,6 +250,34 @@ async def test_a_timeout_after_it_changes_nothing(
     await deliver(world)
     assert world.rows() == []
     assert [type(failure.error) for failure in work.results[0].failed] == [trio.TooSlowError]
+
+
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+async def test_after_it_the_storage_is_not_needed_any_more(
+    autojump_clock: object, open_inline_world: OpenWorld, work: Work, ending: str
+) -> None:
+    """After the commit nothing is written for the alarm, so that no lock holds it up (R36)."""
+
+    async def handler(event: AlarmDue[Any]) -> None:
+        if event.id == "b":
+            lock.close()
+            return
+        assert await acknowledge(event)
+        lock.enter_context(locked(world.path))
+        if ending == "raises":
+            raise ERROR
+
+    work.handler = handler
+    world = await open_working(open_inline_world, work)
+    for id in ("a", "b"):
+        await world.host.scheduler.schedule_alarm("work", id, after=0)
+    with ExitStack() as lock:
+        assert await error_of(world.harness.deliver) is None
+    assert work.started == ["a", "b"]
+    assert world.rows() == []
+    (result,) = work.results
+    assert [event.id for event in result.handled] == ["a", "b"][ending == "raises" :]
+    assert [failure.error for failure in result.failed] == [ERROR][ending == "returns" :]
 
 
 @pytest.mark.parametrize("crash", ["before the commit", "after the commit"])

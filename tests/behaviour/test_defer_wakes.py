@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -247,6 +247,18 @@ async def test_nested_scopes_reconcile_once_at_the_end(
     assert world.native_alarm() == 30_000
 
 
+async def test_only_the_last_scope_commits_as_it_is_left(
+    mock_clock: object, open_world: OpenWorld
+) -> None:
+    """A scope inside another one is left without a commit: a guard that is past stays (R19)."""
+    world = await open_world()
+    async with world.host.scheduler.defer_wakes():
+        async with world.host.scheduler.defer_wakes():
+            await jump(world, 2)
+        assert world.native_alarm() == 1_000
+    assert world.native_alarm() is None
+
+
 async def test_scopes_are_counted_per_host(mock_clock: object, open_world: OpenWorld) -> None:
     """A scope of one host does not hold the wakes of another in the same file (R17)."""
     world = await open_world()
@@ -429,6 +441,33 @@ async def test_a_pass_that_found_nothing_reconciles_for_a_scope_left_meanwhile(
         assert world.native_alarm() == 1_000
         go_on.set()
     assert world.native_alarm() == 20_000
+
+
+async def test_a_scope_left_in_a_pass_commits_nothing_itself(
+    mock_clock: object, open_world: OpenWorld
+) -> None:
+    """The last scope that is left while a pass is active leaves all of it to the pass (R19)."""
+    acquired, go_on = trio.Event(), trio.Event()
+
+    @asynccontextmanager
+    async def acquire(_: AlarmHost) -> AsyncIterator[None]:
+        acquired.set()
+        await go_on.wait()
+        yield
+
+    async def dispatcher(_: AlarmHost) -> None:
+        await trio.lowlevel.checkpoint()
+
+    world = await open_world(alarms=dispatcher, event_scope=acquire)
+    await schedule(world, "a", 60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(world.host.deliver_native_alarm, force=True))
+        await acquired.wait()
+        async with world.host.scheduler.defer_wakes():
+            await jump(world, 2)
+        assert world.native_alarm() == 1_000
+        go_on.set()
+    assert world.native_alarm() == 60_000
 
 
 async def test_a_scope_that_could_not_be_entered_holds_nothing_up(
