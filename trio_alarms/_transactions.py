@@ -50,8 +50,9 @@ class OpenTransaction:
         # Invariant: true from `BEGIN` until the commit or rollback is over. While it is true the
         # turn is ours.
         self.open = True
-        # Why nothing more can be done in it, once that is so.
+        # Why nothing more can be done in it, once that is so, and the error that made it so.
         self.broken: str | None = None
+        self._broken_by: BaseException | None = None
         # The blocks that are entered, the innermost last.
         self.blocks: list[Block] = []
         # Invariant: set, without a checkpoint, before the trip that commits or rolls back, so
@@ -130,7 +131,9 @@ class OpenTransaction:
         if self.broken is None and self.handling is not None and not self.handling.active:
             self.broken = "the handling that opened this transaction is over; it is rolled back"
         if self.broken is not None:
-            raise StorageOperationError(f"{name}: {self.broken}", operation=name)
+            raise StorageOperationError(
+                f"{name}: {self.broken}", operation=name
+            ) from self._broken_by
 
     async def commit(self) -> None:
         """Reconcile and commit; honours cancellation until the commit begins, not after (R11)."""
@@ -180,10 +183,11 @@ class OpenTransaction:
             self.broken = why
             await self.roll_back()
 
-    def abandon(self, why: str) -> None:
+    def abandon(self, why: str, error: BaseException | None = None) -> None:
         """Say why it can only be rolled back."""
         if self.broken is None:
             self.broken = why
+            self._broken_by = error
 
     async def _commit_trip(self) -> Committed:
         writer = self.writer
@@ -330,8 +334,10 @@ class Block:
                 await self.transaction.run(
                     lambda session: session.connection.release(), name="transaction"
                 )
-        except StorageOperationError:
-            self.transaction.abandon("a savepoint of the transaction could not be released")
+        except StorageOperationError as failure:
+            self.transaction.abandon(
+                "a savepoint of the transaction could not be released", failure.__cause__
+            )
             raise
 
     async def _undo_savepoint(self) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
@@ -348,5 +354,7 @@ class Block:
                     session.connection.undo, Gate(), operation="rollback"
                 )
         except StorageOperationError as failure:
-            transaction.abandon("a savepoint of the transaction could not be undone")
+            transaction.abandon(
+                "a savepoint of the transaction could not be undone", failure.__cause__
+            )
             logger.error("a savepoint could not be undone", exc_info=failure)
