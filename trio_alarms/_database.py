@@ -103,15 +103,15 @@ class Database:
     def __init__(self, file: DatabaseFile, options: StorageOptions) -> None:
         self.file = file
         self.options = options
-        self.queue = WriterQueue()
+        self.queue: WriterQueue = WriterQueue()
         # The transaction of the block that has the turn, if a block has it.
         self.transaction: OpenTransaction | None = None
-        self.token = trio.lowlevel.current_trio_token()
+        self.token: trio.lowlevel.TrioToken = trio.lowlevel.current_trio_token()
         # Invariant: a name is here from its claim to its release; its lock follows the claim.
         self.hosts: dict[str, HostLock | None] = {}
         self.users = 0
         self.stage: Stage = "opening"
-        self.stage_over = trio.Event()
+        self.stage_over: trio.Event = trio.Event()
         inline = options.executor == "inline" or (
             options.executor == "auto" and runs_on_mock_clock()
         )
@@ -121,7 +121,7 @@ class Database:
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._seam = current_seam()
-        self.probe = CommitProbe(file.path, busy_timeout_ms=self._busy_ms)
+        self.probe: CommitProbe = CommitProbe(file.path, busy_timeout_ms=self._busy_ms)
 
     @property
     def writer(self) -> Connection:

@@ -141,10 +141,10 @@ class Passes:
         self._current: Pass | None = None
         self._failed_acquisitions = 0
         # Whether the native alarm is the guard of a pass that was held back (R24).
-        self.held_back = False
+        self.held_back: bool = False
         self._owned_scopes: set[trio.CancelScope] = set()
         self._all_over = trio.Event()
-        self.closing = False
+        self.closing: bool = False
 
     @property
     def current(self) -> Pass | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from ._handling import Handling
     from ._store._session import Committed, Session
     from ._writer import HostWriter
 
@@ -45,11 +46,11 @@ class OpenTransaction:
     def __init__(self, writer: HostWriter, session: Session) -> None:
         self.writer = writer
         self.session = session
-        self.owner = trio.lowlevel.current_task()
-        self.handling = current_handling(writer)
+        self.owner: trio.lowlevel.Task = trio.lowlevel.current_task()
+        self.handling: Handling | None = current_handling(writer)
         # Invariant: true from `BEGIN` until the commit or rollback is over. While it is true the
         # turn is ours.
-        self.open = True
+        self.open: bool = True
         # Why nothing more can be done in it, once that is so, and the error that made it so.
         self.broken: str | None = None
         self._broken_by: BaseException | None = None
@@ -257,7 +258,7 @@ class Block:
         self._outermost = False
         # Invariant: true from the start of entering until leaving begins.
         self._entered = False
-        self.active = False
+        self.active: bool = False
         self.transaction: OpenTransaction
 
     async def enter(self) -> None:

@@ -97,9 +97,9 @@ class Session:
     def __init__(self, connection: Connection, host: str, probe: CommitProbe) -> None:
         self.connection = connection
         self.host = host
-        self.now = 0
+        self.now: int = 0
         self.in_hand: Mapping[AlarmRef, bytes] = {}
-        self.asks_reconciliation = False
+        self.asks_reconciliation: bool = False
         self._probe = probe
         self._callbacks: list[Callable[[], None]] = []
         self._changes_before = 0
