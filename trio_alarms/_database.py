@@ -291,7 +291,7 @@ async def acquire_database(path: object, options: StorageOptions | None, name: s
     return database
 
 
-async def release_database(database: Database, name: str) -> None:  # noqa: ASYNC910 - a free turn is taken at once; the trip that follows is one
+async def release_database(database: Database, name: str) -> None:  # noqa: ASYNC910 - closing is the checkpoint, for the last user
     """Give the database back; the last user closes it. Shielded, bounded by SQLite's closing."""
     with _registry_lock:
         lock = database.hosts.pop(name)

@@ -118,7 +118,7 @@ async def _holds_effect_cf(database: str | PathLike[str]) -> bool:
     deadline = trio.current_time() + _BUSY_SECONDS
     while True:
         try:
-            return _look(file.path)  # noqa: ASYNC910 - what it awaits before is one
+            return _look(file.path)  # noqa: ASYNC910 - the import begins with a checkpoint
         except sqlite3.Error as error:
             if not is_busy(error) or trio.current_time() >= deadline:
                 raise StorageOperationError(f"import: {error}", operation="import") from error

@@ -337,7 +337,7 @@ class HostWriter:
 
     async def _report(self, parked: tuple[AlarmParked, ...], handling: Handling | None) -> None:
         if not parked:
-            return  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
+            return  # noqa: ASYNC910 - nothing to report is no checkpoint; the commit before was one
         if handling is not None:
             handling.parked.extend(parked)
         with Reporting():
