@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from tests.model.alarms import Ref
 from tests.model.dispatching import Due
 from tests.model.hosted import Hosted
 from tests.model.model import ANYTHING, Model, Outcome
-from tests.model.steps import DEFAULT_OPTIONS, DEFAULT_POLICY, Script
+from tests.model.steps import DEFAULT_OPTIONS, DEFAULT_POLICY, Script, Step
 from tests.model.terms import due_of
 
 
@@ -50,30 +51,72 @@ def _shrunk(script: Script) -> Script:
     return script
 
 
+class _TooBusy(trio.abc.Instrument):
+    """Ends a script whose tasks never come to rest."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self._scope = scope
+        self._left = 100_000  # a script of 40 steps takes some 5,000
+
+    def before_task_step(self, _: trio.lowlevel.Task) -> None:
+        """Count."""
+        self._left -= 1
+        if not self._left:
+            self._scope.cancel()
+
+
 def _difference(script: Script) -> str | None:
+    """The first difference; an error is one too."""
     with TemporaryDirectory() as directory:
         path = Path(directory) / "alarms.db"
-        return trio.run(_first_difference, script, path, clock=MockClock())
+        scope = trio.CancelScope()
+        try:
+            return trio.run(
+                _first_difference,
+                script,
+                path,
+                scope,
+                clock=MockClock(),
+                instruments=[_TooBusy(scope)],
+            )
+        except Exception as error:  # noqa: BLE001 - shown with the script
+            return "".join(traceback.format_exception(error))
 
 
-async def _first_difference(script: Script, path: Path) -> str | None:
-    model = Model(script)
-    revisions: dict[int, bytes] = {}
-    async with Hosted.open(script, path) as hosted:
-        for number, step in enumerate(script.steps):
-            found = await hosted.apply(step)
-            model.dispatching.seen_running = frozenset(one.ref for one in hosted.waiting())
-            expected = model.apply(step)
-            host, told = _seen(hosted, found), _told(model, expected)
-            told["revisions"] = _revisions(model, host["revisions"], revisions)
-            for what, value in told.items():
-                if _differs(what, host[what], value):
-                    return (
-                        f"after step {number}, {step!r}, at {model.now}: {what}\n"
-                        f"  of the host:  {host[what]!r}\n"
-                        f"  of the model: {value!r}"
-                    )
-    return None
+async def _first_difference(script: Script, path: Path, scope: trio.CancelScope) -> str | None:
+    comparison = _Comparison(script)
+    with scope:
+        async with Hosted.open(script, path) as hosted:
+            for number, step in enumerate(script.steps):
+                difference = await comparison.step(hosted, step)
+                if difference is not None:
+                    return f"after step {number}, {step!r}: {difference}"
+    return "the tasks never come to rest" if scope.cancelled_caught else None
+
+
+class _Comparison:
+    """The model beside a host, and which revision of the host is which of the model."""
+
+    def __init__(self, script: Script) -> None:
+        self._model = Model(script)
+        self._revisions: dict[int, bytes] = {}
+
+    async def step(self, hosted: Hosted, step: Step) -> str | None:
+        """Do it on both sides; the first difference."""
+        found = await hosted.apply(step)
+        model = self._model
+        model.dispatching.seen_running = frozenset(one.ref for one in hosted.waiting())
+        expected = model.apply(step)
+        host, told = _seen(hosted, found), _told(model, expected)
+        told["revisions"] = _revisions(model, host["revisions"], self._revisions)
+        for what, value in told.items():
+            if _differs(what, host[what], value):
+                return (
+                    f"{what} at {model.now}\n"
+                    f"  of the host:  {host[what]!r}\n"
+                    f"  of the model: {value!r}"
+                )
+        return None
 
 
 def _told(model: Model, outcome: Outcome | None) -> dict[str, Any]:

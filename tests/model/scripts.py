@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
@@ -28,7 +28,6 @@ from tests.model.steps import (
     Lifecycle,
     Method,
     Move,
-    Nothing,
     OpenScope,
     Operation,
     Options,
@@ -52,10 +51,31 @@ from tests.model.steps import (
 T = TypeVar("T")
 
 DEFINITIONS = FIRST | SECOND
-TAGS = ("plain", "plain", "plain", "skip", "slow", "retry", "sweep", "sweep", "tidy")
+TAGS = ("plain", "plain", "skip", "skip", "slow", "retry", "sweep", "sweep", "tidy")
 IDS = ("x", "y")
+PAYLOADS = (0, 1) * 5 + ("broken",)  # that does not decode
+METHODS: tuple[Method, ...] = (
+    "schedule_alarm",
+    "schedule_alarm",
+    "schedule_alarm_earlier",
+    "schedule_alarm_earlier",
+    "ensure_alarm",
+)
 MANUAL_IDS = ("x", "y", "z", "u", "v")  # more than have permits
-SERVINGS: tuple[Serving, ...] = ("both", "first", "second", "set", "process_due", "nothing")
+ALL_SWEEPS = Block(
+    tuple(Schedule("schedule_alarm", "sweep", id, 0, lifecycle="manual") for id in MANUAL_IDS)
+)
+SERVINGS: tuple[Serving, ...] = (
+    "both",
+    "both",
+    "both",
+    "set",
+    "set",
+    "process_due",
+    "first",
+    "second",
+    "nothing",
+)
 RUNNINGS: tuple[Running, ...] = ("both", "first", "second", "set", "process_due")
 
 policies = st.builds(
@@ -71,7 +91,7 @@ all_options = st.builds(
     concurrency=st.sampled_from([1, 2]),
     timeout=st.sampled_from([None, None, 2_500]),
     retry_failed_after=st.sampled_from([None, 0, 1_750]),
-    on_failure=st.booleans(),
+    on_failure=st.sampled_from([True, True, False]),
 )
 overrides = st.sampled_from(
     [
@@ -107,16 +127,14 @@ def schedules(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> 
     lifecycle: Lifecycle = DEFINITIONS[tag].lifecycle  # type: ignore[assignment] # of the two
     if draw(st.integers(0, 15)) == 15:
         lifecycle = "automatic" if lifecycle == MANUAL else "manual"
-    method: Method = draw(
-        st.sampled_from(["schedule_alarm", "schedule_alarm_earlier", "ensure_alarm"])
-    )
+    method: Method = draw(st.sampled_from(METHODS))
     recurs = lifecycle == "automatic" or draw(st.integers(0, 15)) == 15
     return Schedule(
         method,
         tag,
         id,
         draw(st.sampled_from([0, -1_000, 500, 1_000, 1_500, 5_000])),
-        draw(st.sampled_from([0, 1, 0, 1, 0, 1, "broken"])),
+        draw(st.sampled_from(PAYLOADS)),
         lifecycle,
         draw(st.sampled_from([None, None, 1_000, 3_000, 500])) if recurs else None,
         draw(st.sampled_from([None, None, None, 0, 1, 2])) if recurs else None,
@@ -175,8 +193,10 @@ def proceedings(draw: DrawFn, model: Model) -> Proceed:
     waiting = model.dispatching.waiting()
     which = draw(st.integers(0, len(waiting) - 1))
     own = waiting[which]
-    if draw(st.integers(0, 9)) < 4:
-        return Proceed(which, Do(draw(operations(own)), draw(st.booleans()), draw(overrides)))
+    if draw(st.integers(0, 9)) < (7 if own.stage == "handler" else 3):
+        # A raised budget does not resume what is parked (R7).
+        override = Override(unchanged_attempt_budget=4) if own.row.parked else draw(overrides)
+        return Proceed(which, Do(draw(operations(own)), draw(st.booleans()), override))
     if own.stage == "on_failure":
         return Proceed(which, draw(answers))
     action: Action = Raise() if draw(st.booleans()) else Return()
@@ -198,51 +218,64 @@ def moves(draw: DrawFn, model: Model) -> Move:
 @st.composite
 def reopenings(draw: DrawFn, model: Model) -> Reopen:
     """The same again, another registration, or another configuration."""
-    serving = draw(st.sampled_from([None, *SERVINGS, "both"]))
-    if model.serving != "both" and draw(st.booleans()):
-        serving = "both"
+    serving = draw(st.sampled_from([None, *SERVINGS]))
     policy = draw(policies) if draw(st.integers(0, 3)) == 3 else None
     return Reopen(serving, policy, crash=draw(st.booleans()))
 
 
 @st.composite
+def outside(draw: DrawFn) -> Outside:
+    """An operation by a task that handles nothing."""
+    return Outside(draw(operations(None)), draw(overrides))
+
+
+deliveries = st.builds(Deliver, st.sampled_from([False, False, False, True]), overrides)
+runs = st.builds(Run, st.sampled_from(RUNNINGS), overrides)
+
+
+def closings(count: int) -> st.SearchStrategy[CloseScope]:
+    """One of the scopes is left, in one of the ways."""
+    how = st.sampled_from(["success", "error", "cancellation"])
+    return st.builds(CloseScope, st.integers(0, count - 1), how)
+
+
+@st.composite
 def next_steps(draw: DrawFn, model: Model) -> Step:
     """A step for which the model's state is the right one."""
-    native_alarm = model.stored.native_alarm
-    is_due = native_alarm is not None and native_alarm <= model.now
+    stored = model.stored
+    is_due = stored.native_alarm is not None and stored.native_alarm <= model.now
     open_calls = model.open_calls()
+    may_call = model.managed and len(open_calls) < 2
+    waits = bool(model.dispatching.waiting())
     kinds: list[tuple[int, Callable[[], Step]]] = [
-        (8, lambda: Outside(draw(operations(None)), draw(overrides))),
-        (5, lambda: draw(moves(model))),
+        (15 if len(stored.alarms.rows) < 2 else 4, lambda: draw(outside())),
+        (3 if waits or is_due else 10, lambda: draw(moves(model))),
+        (1, lambda: Outside(ALL_SWEEPS)),
         (1, lambda: OpenScope(draw(overrides))),
         (1, lambda: draw(reopenings(model))),
-        (1, Nothing),
     ]
-    if model.dispatching.waiting():
-        kinds.append((16, lambda: draw(proceedings(model))))
-    if is_due and len(open_calls) < 2:
-        kinds.append((12, lambda: Deliver(override=draw(overrides))))
-    if model.managed and len(open_calls) < 2:
-        kinds.append((1, lambda: Deliver(draw(st.booleans()), draw(overrides))))
-        kinds.append((2, lambda: Run(draw(st.sampled_from(RUNNINGS)), draw(overrides))))
+    if waits:
+        kinds.append((32, lambda: draw(proceedings(model))))
+    if may_call:
+        kinds.append((25 if is_due and not waits else 1, lambda: draw(deliveries)))
+        kinds.append((1, lambda: Deliver(force=True)))
+        kinds.append((2, lambda: draw(runs)))
         kinds.append((1, Consume))
+    parked = [row.wake_at for row in stored.alarms.rows.values() if row.parked]
+    if parked and min(parked) > model.now and not waits:
+        kinds.append((5, lambda: Move(min(parked) - model.now)))
     if model.open_scopes:
-        hows: st.SearchStrategy[Any] = st.sampled_from(["success", "error", "cancellation"])
-        which = st.integers(0, len(model.open_scopes) - 1)
-        kinds.append((4, lambda: CloseScope(draw(which), draw(hows))))
+        kinds.append((4, lambda: draw(closings(len(model.open_scopes)))))
     if open_calls:
         kinds.append((1, lambda: CancelCall(draw(st.integers(0, len(open_calls) - 1)))))
-    chosen: Any = draw(st.sampled_from([kind for weight, kind in kinds for _ in range(weight)]))
-    step: Step = chosen()
-    return step
+    chosen = draw(st.sampled_from([kind for weight, kind in kinds for _ in range(weight)]))
+    return chosen()
 
 
 @st.composite
 def scripts(draw: DrawFn, length: int) -> Script:
     """A whole script."""
-    opened = Script(
-        (), draw(st.sampled_from(["both", *SERVINGS])), draw(policies), draw(all_options)
-    )
+    opened = Script((), draw(st.sampled_from(SERVINGS)), draw(policies), draw(all_options))
     model = Model(opened)
     steps: list[Step] = []
     for _ in range(length):
