@@ -45,21 +45,22 @@ def row(ref: AlarmRef, *, parked: bool = False, run_at: int = 1_000) -> AlarmRow
 
 
 class DoubtfulConnection(Connection):
-    """A connection whose commits fail with the given error, before or after they took place."""
+    """A connection whose next commit fails with an error, before or after it took place."""
 
     error: sqlite3.Error | None = None
     lands = False
 
     def commit(self) -> None:
         """Commit or roll back, then fail."""
-        if self.error is None:
+        error, self.error = self.error, None
+        if error is None:
             super().commit()
             return
         if self.lands:
             super().commit()
         else:
             self.rollback()
-        raise self.error
+        raise error
 
 
 def sqlite_error(code: int) -> sqlite3.OperationalError:
@@ -188,11 +189,12 @@ def test_application_rows_alone_are_never_taken_for_rolled_back(
 ) -> None:
     """Without an alarm to tell by, a durable commit is not reported as rolled back (R11)."""
     connection.raw.execute("INSERT INTO items (id) VALUES (1)")
-    connection.error, connection.lands = sqlite_error(sqlite3.SQLITE_IOERR), True
+    error, connection.lands = sqlite_error(sqlite3.SQLITE_IOERR), True
+    connection.error = error
     with pytest.raises(StorageOperationError) as caught:
         session.commit(None)
     assert caught.value.outcome == "unknown"
-    assert caught.value.__cause__ is connection.error
+    assert caught.value.__cause__ is error
 
 
 def test_application_rows_alone_that_were_rolled_back_are_an_error(
@@ -221,11 +223,12 @@ def test_the_outcome_is_unknown_where_it_cannot_be_read(
 
     replace(session)
     monkeypatch.setattr(probe, "revision", fail)
-    connection.error, connection.lands = sqlite_error(sqlite3.SQLITE_IOERR), lands
+    error, connection.lands = sqlite_error(sqlite3.SQLITE_IOERR), lands
+    connection.error = error
     with pytest.raises(StorageOperationError) as caught:
         session.commit(None)
     assert caught.value.outcome == "unknown"
-    assert caught.value.__cause__ is connection.error
+    assert caught.value.__cause__ is error
 
 
 def test_a_commit_that_leaves_the_transaction_open_rolls_it_back(

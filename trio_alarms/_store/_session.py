@@ -31,6 +31,9 @@ _IN_DOUBT: Final = frozenset(
     }
 )
 
+# After these the log does not hold all of the commit; after others (a failed fsync) it may.
+_NOT_WHOLE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+
 
 @attrs.frozen
 class Moment:
@@ -213,9 +216,12 @@ class Session:
             if self.connection.in_transaction:
                 self.connection.rollback()
                 raise
-            if (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _IN_DOUBT:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if (code & 0xFF) not in _IN_DOUBT:
                 raise
             landed = self._landed(witness, probed)
+            if landed is False and code not in _NOT_WHOLE and not self._supersede():
+                landed = None
             if landed is None:
                 raise StorageOperationError(
                     f"commit: {error}; whether it took place could not be found out",
@@ -224,6 +230,21 @@ class Session:
                 ) from error
             if not landed:
                 raise
+
+    def _supersede(self) -> bool:
+        """Make sure that a commit that cannot be seen now is not found by the next start either.
+
+        SQLite leaves it in the log behind what it shows; the next commit is written over it.
+        """
+        try:
+            self.connection.begin()
+            # Twice, as a row that stays as it is would not be written.
+            for _ in range(2):
+                self.connection.raw.execute("UPDATE trio_alarms_schema SET version = -version")
+            self.connection.commit()
+        except sqlite3.Error:
+            return False
+        return True
 
     def _landed(
         self, witness: tuple[AlarmRef, bytes | None] | None, probed: int | None
