@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from trio_alarms import AlarmHost, StorageOperationError
+from trio_alarms import AlarmHost, StorageOperationError, StorageOptions
 from trio_alarms._episodes import leaves
 from trio_alarms._store import _connection
 
@@ -178,3 +178,10 @@ def require_storage_errors(error: BaseException | None, fault: Fault) -> None:
         assert isinstance(leaf, StorageOperationError), leaf
         causes.append(getattr(leaf.__cause__, "sqlite_errorname", None))
     assert CODES[fault.kind][0] in causes
+
+
+def storage_options(executor: Any) -> StorageOptions:
+    """Impatient storage: in a thread, which no clock sees, it waits for no lock at all."""
+    return StorageOptions(
+        executor=executor, synchronous="off", busy_timeout=0.1 if executor == "inline" else 0
+    )

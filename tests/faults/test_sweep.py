@@ -26,8 +26,9 @@ from tests.faults.injection import (
     require_idle,
     require_storage_errors,
     require_unlocked,
+    storage_options,
 )
-from trio_alarms import AlarmHost, StorageOptions, open_host
+from trio_alarms import AlarmHost, open_host
 from trio_alarms.testing import AlarmHarness, open_test_host
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -70,13 +71,6 @@ async def opened(path: Path, executor: Any) -> AsyncIterator[World]:
         async with harness.host.storage.transaction() as tx:
             await tx.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
         yield World(harness, raw, path)
-
-
-def storage_options(executor: Any) -> StorageOptions:
-    """Impatient storage: in a thread, which no clock sees, it waits for no lock at all."""
-    return StorageOptions(
-        executor=executor, synchronous="off", busy_timeout=0.1 if executor == "inline" else 0
-    )
 
 
 async def schedule(world: World) -> object:
