@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast, get_origin
 
 if TYPE_CHECKING:
     from ._errors import AlarmError
+
+T = TypeVar("T")
 
 # What SQLite stores in an INTEGER column or takes as a LIMIT.
 MAX_INTEGER = 2**63 - 1
 
 _LARGEST_SHOWN_BITS = 128
+_LONGEST_SHOWN_CHOICE = 40
 _SHOWN: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (types.NoneType, str),
     (bool, bool.__repr__),
@@ -25,22 +28,48 @@ _SHOWN: tuple[tuple[type, Callable[[Any], str]], ...] = (
 )
 
 
+def is_of_type(value: object, kind: type[T]) -> TypeGuard[T]:
+    """Whether the methods of `kind` work on `value`.
+
+    Unlike `isinstance` it does not ask the value's `__class__`, which a mock redefines.
+    """
+    return issubclass(type(value), kind)
+
+
 def describe(value: object) -> str:
     """Name `value` for an error message: numbers, times and functions by value, all else by type.
 
     It never raises, runs no code of the value's own class, and never shows what could be a
     payload.
     """
-    if isinstance(value, int) and int.bit_length(value) > _LARGEST_SHOWN_BITS:
+    if is_of_type(value, int) and int.bit_length(value) > _LARGEST_SHOWN_BITS:
         return f"an int of {int.bit_length(value)} bits"
     for kind, show in _SHOWN:
-        if isinstance(value, kind):
+        if issubclass(type(value), kind):
             return show(value)
-    if isinstance(value, datetime):
+    if is_of_type(value, datetime):
         return f"{datetime.date(value)}T{datetime.time(value)}"
-    if isinstance(value, types.FunctionType):
+    if is_of_type(value, types.FunctionType):
         return f"the function {value.__qualname__}"
     return f"an object of type {type(value).__name__}"
+
+
+def chosen(value: object, allowed: Sequence[str]) -> str | None:
+    """The one of `allowed` that has the characters of `value`, which may be anything."""
+    if not is_of_type(value, str):
+        return None
+    characters = str.__str__(value)
+    return characters if characters in allowed else None
+
+
+def describe_choice(value: object) -> str:
+    """Name `value` where one of a few strings is allowed: a short str is shown."""
+    if not is_of_type(value, str):
+        return describe(value)
+    characters = str.__str__(value)
+    if len(characters) > _LONGEST_SHOWN_CHOICE:
+        return f"a str of {len(characters)} characters"
+    return repr(characters)
 
 
 def require_integer(
@@ -52,11 +81,14 @@ def require_integer(
     maximum: int = MAX_INTEGER,
 ) -> int:
     """Return `value` when it is an int (no bool) in the given range, else raise `error`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+    # The number itself: a subclass may compare as it likes.
+    is_number = is_of_type(value, int) and not is_of_type(value, bool)
+    number = int.__int__(cast("int", value)) if is_number else None
+    if number is None or not minimum <= number <= maximum:
         raise error(
             f"{parameter} must be an int from {minimum} to {maximum}, not {describe(value)}"
         )
-    return int(value)
+    return number
 
 
 def is_plainly_synchronous(function: Any) -> bool:

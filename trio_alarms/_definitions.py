@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 import attrs
 from cattrs import BaseConverter
 
-from ._arguments import describe, is_plainly_synchronous
+from ._arguments import chosen, describe, describe_choice, is_plainly_synchronous
 from ._codec import DuplicateMemberError, PayloadCodec
 from ._errors import InvalidAlarmRegistrationError
 from ._model import AlarmDue, Lifecycle
@@ -286,13 +286,12 @@ def _require_tag(tag: object) -> str:
 
 def _require_one_of(allowed: Any, value: Any, parameter: str) -> Any:
     names = get_args(allowed)
-    # A str alone: what is unhashable or compares oddly is refused as well.
-    if not isinstance(value, str) or value not in names:
-        given = repr(value) if isinstance(value, str) else describe(value)
+    choice = chosen(value, names)
+    if choice is None:
         raise InvalidAlarmRegistrationError(
-            f"{parameter} must be {' or '.join(map(repr, names))}, not {given}"
+            f"{parameter} must be {' or '.join(map(repr, names))}, not {describe_choice(value)}"
         )
-    return value
+    return choice
 
 
 def _to_ms(value: Duration, parameter: str, *, minimum_ms: int = 0) -> int:

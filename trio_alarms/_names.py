@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ._arguments import describe
+from ._arguments import describe, is_of_type
 
 if TYPE_CHECKING:
     from ._errors import AlarmError
@@ -33,7 +33,7 @@ def require_name(
         error: `value` is no such str.
     """
     # The characters themselves: what a subclass, such as an enum's member, prints may be another.
-    text = str.__str__(value) if isinstance(value, str) else None
+    text = str.__str__(value) if is_of_type(value, str) else None
     problem = describe(value) if text is None else _problem(text, maximum)
     if text is None or problem is not None:
         raise error(

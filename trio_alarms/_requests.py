@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import attrs
 
-from ._arguments import describe, require_integer
+from ._arguments import chosen, describe, describe_choice, is_of_type, require_integer
 from ._codec import encode_json
 from ._definitions import Alarm
 from ._errors import (
@@ -61,7 +61,7 @@ class AlarmView:
                 f"alarm must be one of the definitions of {self.service!r}, not"
                 f" {describe(alarm)}; tag strings work on host.scheduler only"
             )
-        if not isinstance(alarm, str):
+        if not is_of_type(alarm, str):
             raise InvalidAlarmRefError(
                 f"alarm must be an Alarm definition or a tag string, not {describe(alarm)}"
             )
@@ -132,12 +132,14 @@ def _lifecycle(alarm: object, given: object) -> Lifecycle:
                 f" {definition.tag!r} says {definition.lifecycle!r}"
             )
         return definition.lifecycle
-    if given is None or given == "automatic":
+    lifecycle = "automatic" if given is None else chosen(given, ("automatic", "manual"))
+    if lifecycle == "automatic":
         return "automatic"
-    if given == "manual":
+    if lifecycle == "manual":
         return "manual"
-    shown = repr(given) if isinstance(given, str) else describe(given)
-    raise InvalidAlarmRefError(f"lifecycle must be 'automatic' or 'manual', not {shown}")
+    raise InvalidAlarmRefError(
+        f"lifecycle must be 'automatic' or 'manual', not {describe_choice(given)}"
+    )
 
 
 def _refuse_for_manual(given: ScheduleArguments) -> None:
@@ -158,7 +160,7 @@ def _deadline(given: ScheduleArguments) -> int:
         )
     if given.run_at is not None:
         return instant_to_ms(given.run_at, parameter="run_at")
-    if isinstance(given.after, datetime):
+    if is_of_type(given.after, datetime):
         raise InvalidAlarmRefError(
             f"after must be a timedelta or a number of seconds, not {describe(given.after)}; an"
             " instant is given as run_at="

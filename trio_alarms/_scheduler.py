@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import _operations
-from ._arguments import describe, is_plainly_synchronous, require_integer
+from ._arguments import describe, is_of_type, is_plainly_synchronous, require_integer
 from ._configuration import resolve_configuration
 from ._errors import (
     InvalidAlarmRefError,
@@ -14,7 +14,7 @@ from ._errors import (
     StorageOperationError,
 )
 from ._handling import current_handling
-from ._model import AlarmRecord, AlarmRef
+from ._model import AlarmRecord, AlarmRef, AlarmStatus
 from ._names import has_lone_surrogate
 from ._options import DispatchOptions
 from ._scheduling import SchedulingMethods
@@ -113,9 +113,15 @@ class AlarmTransaction(SchedulingMethods):
             fn: A synchronous function; with the thread executor it runs in a worker thread.
 
         Raises:
-            StorageOperationError: `fn` left a savepoint open; what it changed was undone.
+            StorageOperationError: `fn` left a savepoint open; what it changed was undone. Or it
+                is no function.
         """
         transaction = self._transaction("run_sync")
+        if not callable(fn):
+            raise StorageOperationError(
+                f"run_sync: fn must be a function that takes the connection, not {describe(fn)}",
+                operation="run_sync",
+            )
         return await transaction.run_application(
             lambda session: session.connection.call(fn), name="run_sync"
         )
@@ -372,7 +378,7 @@ def _page_key(after: object) -> tuple[int, str, str]:
         raise InvalidAlarmRefError(
             f"after must be the last AlarmRecord of the page before, not {describe(after)}"
         )
-    wake_at = getattr(after.status, "wake_at", None)
+    wake_at = after.status.wake_at if is_of_type(after.status, AlarmStatus) else None
     key = instant_to_ms(wake_at, parameter="after.status.wake_at")
     return (key, after.ref.tag, after.ref.id)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
-from ._arguments import describe, require_integer
+from ._arguments import chosen, describe_choice, require_integer
 from ._errors import InvalidScheduleConfigurationError
 from ._time import Duration, duration_to_ms
 
@@ -18,10 +18,10 @@ _CHOICES: Final = {"synchronous": get_args(Synchronous), "executor": get_args(Ex
 
 def _require_choice(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     allowed = _CHOICES[attribute.name]
-    if not isinstance(value, str) or value not in allowed:
-        shown = repr(value) if isinstance(value, str) else describe(value)
+    if chosen(value, allowed) is None:
         raise InvalidScheduleConfigurationError(
-            f"{attribute.name} must be one of {', '.join(map(repr, allowed))}, not {shown}"
+            f"{attribute.name} must be one of {', '.join(map(repr, allowed))}, not"
+            f" {describe_choice(value)}"
         )
 
 

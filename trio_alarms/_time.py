@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
 
-from ._arguments import describe
+from ._arguments import describe, is_of_type
 from ._errors import AlarmError, InvalidAlarmRefError
 
 Duration: TypeAlias = timedelta | float | int
@@ -49,18 +49,22 @@ def duration_to_ms(
 
 def _ceil_to_ms(value: object) -> int | None:
     """Return whole milliseconds, rounded up, or None for what is no duration or is negative."""
-    if isinstance(value, timedelta):
+    if is_of_type(value, timedelta):
         # The base class's operator: subclasses redefine it and the fields it reads.
         microseconds = timedelta.__floordiv__(value, _MICROSECOND)
         return _ceil_divide(microseconds, 1000) if microseconds >= 0 else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool):
         return None
-    if isinstance(value, int):
-        return int(value) * 1000 if value >= 0 else None
-    if not math.isfinite(value) or value < 0:
+    if is_of_type(value, int):
+        seconds = int.__int__(value)
+        return seconds * 1000 if seconds >= 0 else None
+    if not is_of_type(value, float):
         return None
-    nanoseconds = round(Fraction(float.__repr__(value)) * _NANOSECONDS_PER_SECOND)
-    return max(_ceil_divide(nanoseconds, 1_000_000), 1 if value > 0 else 0)
+    number = float.__float__(value)
+    if not math.isfinite(number) or number < 0:
+        return None
+    nanoseconds = round(Fraction(repr(number)) * _NANOSECONDS_PER_SECOND)
+    return max(_ceil_divide(nanoseconds, 1_000_000), 1 if number > 0 else 0)
 
 
 def instant_to_ms(value: object, *, parameter: str) -> int:
@@ -95,7 +99,7 @@ def instant_to_us(value: object, *, parameter: str, error: type[AlarmError]) -> 
     Raises:
         error: `value` is no datetime or is naive, or its time zone does not work.
     """
-    if not isinstance(value, datetime):
+    if not is_of_type(value, datetime):
         raise error(f"{parameter} must be an aware datetime, not {describe(value)}")
     try:
         naive = datetime.utcoffset(value) is None

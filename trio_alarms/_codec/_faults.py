@@ -71,7 +71,10 @@ def type_name(declared: Any) -> str:
     """Name a declared type as its author wrote it."""
     if isinstance(declared, type) and not hasattr(declared, "__args__"):
         return declared.__name__
-    return repr(declared).removeprefix("typing.")
+    try:
+        return repr(declared).removeprefix("typing.")
+    except Exception:  # noqa: BLE001 - what is given for a type may be anything
+        return f"an object of type {type(declared).__name__}"
 
 
 def unexpected(expected: str, value: object) -> Unstorable:

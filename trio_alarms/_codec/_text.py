@@ -72,16 +72,15 @@ def to_text(tree: Any, *, max_bytes: int, tuples: bool = False) -> tuple[str, JS
     """
     try:
         text = write_json(tree)
-        size = len(text) if text.isascii() else len(text.encode())
-        if size > max_bytes:
-            raise InvalidAlarmPayloadError(
-                f"payload: {size} bytes of JSON are more than the {max_bytes} allowed"
-                " (max_payload_bytes)"
-            )
+        _require_size(text, max_bytes)
         stored = read_json(text)
         if stored == tree and _is_evidently_within_bounds(text):
             return text, stored
-    except (Misfit, TypeError, ValueError, RecursionError) as error:
+    except InvalidAlarmPayloadError:
+        raise
+    except Exception as error:
+        # Mostly a TypeError, ValueError or RecursionError; but a subclass of a JSON type, whose
+        # own comparison is asked, may raise anything.
         # Python 3.13 adds notes with keys of mappings, which are content.
         vars(error).pop("__notes__", None)
         path, reason = _diagnose(tree, tuples=tuples) or ("", "it cannot be written as JSON")
@@ -91,6 +90,15 @@ def to_text(tree: Any, *, max_bytes: int, tuples: bool = False) -> tuple[str, JS
         path, reason = fault
         raise InvalidAlarmPayloadError(f"payload{shortened(path)}: {reason}")
     return text, stored
+
+
+def _require_size(text: str, max_bytes: int) -> None:
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > max_bytes:
+        raise InvalidAlarmPayloadError(
+            f"payload: {size} bytes of JSON are more than the {max_bytes} allowed"
+            " (max_payload_bytes)"
+        )
 
 
 def _is_evidently_within_bounds(text: str) -> bool:
@@ -106,6 +114,8 @@ def _diagnose(tree: Any, *, tuples: bool) -> tuple[str, str] | None:
     except RecursionError:
         # The caller itself is deep down.
         return "", "it is nested too deeply"
+    except Exception:  # noqa: BLE001 - the payload's own classes may raise anything
+        return "", "it holds a subclass of a JSON type that does not work as one"
 
 
 def _find_fault(tree: Any, *, tuples: bool, depth: int) -> tuple[str, str] | None:
