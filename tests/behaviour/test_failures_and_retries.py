@@ -35,8 +35,9 @@ REPEATS = ScheduleConfiguration(minimum_repeat_interval=1)
 
 def only(world: World) -> StoredRow:
     """The one row there is."""
-    (row,) = world.rows()
-    return row
+    rows = world.rows()
+    assert len(rows) == 1
+    return rows[0]
 
 
 async def arm(world: World, id: str = "1", *, after: float = 0, **arguments: Any) -> None:

@@ -210,6 +210,29 @@ async def test_each_pass_sets_its_own_guard(
     assert native == [7_000, 10_000]
 
 
+async def test_a_commit_on_the_scopes_way_in_takes_over_no_earlier_guard(
+    open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
+) -> None:
+    """The first commit of a pass sets its guard, though that of the last one is to come (R22)."""
+    native: list[int | None] = []
+
+    @asynccontextmanager
+    async def scope(host: AlarmHost) -> AsyncIterator[None]:
+        await host.scheduler.schedule_alarm("ring", "later", after=60)
+        native.append(world.native_alarm())
+        yield
+
+    world = await open_inline_world(
+        alarms=serving({"ring": fine}), event_scope=scope, configuration=RECOVERY
+    )
+    for _ in range(2):
+        await arm(world, "1")
+        await world.harness.consume_native_alarm()
+        await world.host.deliver_native_alarm(force=True)
+        mock_clock.jump(3)
+    assert native == [7_000, 10_000]
+
+
 async def test_commits_of_a_pass_keep_the_guard_and_its_end_looks_at_deadlines(
     open_world: OpenWorld, mock_clock: trio.testing.MockClock
 ) -> None:
