@@ -19,7 +19,7 @@ nox.options.sessions = ["tests", "lint", "typing", "wheel", "docs"]
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-TYPED_SOURCES = ["trio_alarms", "tests/typing", "examples"]
+TYPED_SOURCES = ["trio_alarms", "tests/typing", "tests/mutants", "examples"]
 # What flake8-async checks on the package: ruff's ASYNC rules know none of these.
 CHECKPOINT_RULES = "ASYNC910,ASYNC911"
 NO_TESTS_COLLECTED = 5  # pytest's exit code
@@ -96,6 +96,13 @@ def coverage(session: nox.Session) -> None:
     session.run("coverage", "run", "-m", "pytest", *session.posargs)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Break one thing at a time: a named test must notice. Arguments choose, as R28 does."""
+    session.install("-e.[testing,demo]", *groups("tests"))
+    session.run("python", "-m", "tests.mutants", *session.posargs)
 
 
 @nox.session
