@@ -148,6 +148,7 @@ def decode_json(text: str) -> JSON:
         StoredAlarmDecodeError: It is no strict JSON.
     """
     try:
+        text.encode()  # what was no UTF-8 in the file has lone surrogates here
         return read_json(text)
     except Exception as error:
         raise StoredAlarmDecodeError(

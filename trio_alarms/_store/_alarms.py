@@ -24,9 +24,11 @@ _COLUMNS: Final = (
     "tag, id, lifecycle, run_at, wake_at, retry_at, repeat_every, progress, attempts, parked,"
     " revision, payload"
 )
+# As bytes: a payload that somebody made no UTF-8 of must fail its own alarm, not the whole query.
+_READ_COLUMNS: Final = _COLUMNS.replace("payload", "CAST(payload AS BLOB)")
 
 READ: Final = (
-    f"SELECT {_COLUMNS} FROM trio_alarms_alarms INDEXED BY trio_alarms_alarms_by_ref"
+    f"SELECT {_READ_COLUMNS} FROM trio_alarms_alarms INDEXED BY trio_alarms_alarms_by_ref"
     " WHERE host = ? AND tag = ? AND id = ?"
 )
 WRITE: Final = (
@@ -128,9 +130,18 @@ def write(connection: sqlite3.Connection, host: str, row: AlarmRow) -> None:
             row.attempts,
             int(row.parked),
             row.revision,
-            row.payload,
+            _stored_payload(row.payload),
         ),
     )
+
+
+def _stored_payload(payload: str) -> str | bytes:
+    """What is stored for a payload that `_row` has read: the very bytes that were there."""
+    try:
+        payload.encode()
+    except UnicodeEncodeError:
+        return payload.encode(errors="surrogateescape")
+    return payload
 
 
 def delete(connection: sqlite3.Connection, host: str, ref: AlarmRef) -> bool:
@@ -255,7 +266,7 @@ def _listing_queries(
 
     Each comes with its parameters, and with its tag where it is a range of one tag.
     """
-    select = f"SELECT {_COLUMNS} FROM trio_alarms_alarms"
+    select = f"SELECT {_READ_COLUMNS} FROM trio_alarms_alarms"
     if parked:
         sql = f"{select} INDEXED BY trio_alarms_alarms_parked WHERE host = ? AND parked = 1"
         if tags is None:
@@ -311,5 +322,5 @@ def _row(found: Sequence[Any]) -> AlarmRow:
         attempts=found[8],
         parked=bool(found[9]),
         revision=found[10],
-        payload=found[11],
+        payload=found[11].decode(errors="surrogateescape"),
     )
