@@ -88,6 +88,25 @@ def tests_lowest(session: nox.Session) -> None:
 
 
 @nox.session
+def trust(session: nox.Session) -> None:
+    """Searches for what nobody thought of: the model, kills, faults, hostile input. Minutes."""
+    session.install("-e.[testing,demo]", *groups("tests"))
+    if session.posargs:
+        session.run("pytest", "-m", "trust", *session.posargs)
+        return
+    alone = [0, NO_TESTS_COLLECTED]
+    session.run("pytest", "-m", "trust and real_time", success_codes=alone)
+    session.run("pytest", "-m", "trust and not real_time", "-n", "2")
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """A long life: a million alarms, or TRIO_ALARMS_SOAK_CYCLES. The better part of an hour."""
+    session.install("-e.[testing,demo]", *groups("tests"))
+    session.run("pytest", "-m", "soak", "-s", *session.posargs)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Branch coverage of the package by its tests. Fails under the floor in pyproject.toml."""
     session.install("-e.[testing,demo]", *groups("coverage"))

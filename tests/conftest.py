@@ -6,10 +6,10 @@ import pytest
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes minutes, unless a `-m` names it."""
-    if "trust" in config.getoption("markexpr"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("trust") is not None]
+    """Leave out what takes minutes or hours, unless a `-m` names it."""
+    named = config.getoption("markexpr")
+    unnamed = [marker for marker in ("trust", "soak") if marker not in named]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

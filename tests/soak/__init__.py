@@ -1,0 +1,1 @@
+"""A long life under a fake clock."""
