@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 
@@ -41,6 +41,7 @@ class Round:
         self._epoch = 0
         self._entries_read = 0
         self._judge = Judge()
+        self._successor = self._spawn()
 
     def kill(self, times: int) -> Judge:
         """Start children and kill them, so many times; then let one finish all that is due."""
@@ -66,13 +67,13 @@ class Round:
         """Seconds until the kill: now and then while the host opens, else while it works."""
         if self._random.random() < 0.2:
             return self._random.random() * 0.06
-        return self._random.uniform(0.05, 0.9)
+        return self._random.uniform(0.05, 0.8)
 
     @contextmanager
     def _child(
         self, *, leave_after: float | None = None, drain: bool = False
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A child that has just been told to start."""
+        """A child that has just been told to start; its successor imports meanwhile."""
         task = Task(
             database=str(self._database),
             journal=str(self._journal),
@@ -83,22 +84,32 @@ class Round:
             drain=drain,
             leave_after=leave_after,
         )
-        command = [sys.executable, "-m", "tests.crash.workload", json.dumps(attrs.asdict(task))]
-        with (
-            self._stderr.open("wb") as stderr,
-            subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
-            ) as child,
-        ):
+        child, self._successor = self._successor, self._spawn()
+        with child:
             try:
                 assert child.stdin is not None
                 assert child.stdout is not None
                 self._require(child.stdout.readline() == b"ready\n", child.poll())
-                child.stdin.write(b"\n")
+                child.stdin.write(json.dumps(attrs.asdict(task)).encode() + b"\n")
                 child.stdin.flush()
                 yield child
             finally:
                 child.kill()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        with self._stderr.open("ab") as stderr:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.crash.workload"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+
+    def close(self) -> None:
+        """Let the child go that was never told to start."""
+        with self._successor:
+            self._successor.kill()
 
     def _look(self) -> Snapshot:
         ended_ms = time.time_ns() // 1_000_000
@@ -128,7 +139,8 @@ def kill_children(directory: Path, kills: int) -> Judge:
     """One round; prints what it amounted to, and the seed that decided what was tried."""
     seed = int(os.environ.get("KILL_SEED", random.SystemRandom().getrandbits(32)))
     print(f"KILL_SEED={seed}, files in {directory}")
-    judge = Round(directory, seed).kill(kills)
+    with closing(Round(directory, seed)) as round_:
+        judge = round_.kill(kills)
     print(judge.figures)
     return judge
 

@@ -1,7 +1,7 @@
 """The child that is killed: producers and handlers on a real file, clock and threads.
 
-Run as `python -m tests.crash.workload <arguments as JSON>`; it says "ready" on stdout once it is
-imported, and starts when it reads a line.
+Run as `python -m tests.crash.workload`; it says "ready" on stdout once it is imported, and starts
+when it reads a line with its task as JSON.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Child:
         while True:
             produce: Callable[[str], Awaitable[None]] = self._random.choice(kinds)
             self._produced += 1
-            with trio.move_on_after(self._random.choice([0.003, 0.02, 10, 10, 10, 10])):
+            with trio.move_on_after(self._random.choice([0.004, 0.03, 10, 10, 10, 10])):
                 await produce(f"{self._task.epoch}-{self._produced}")
             await trio.sleep(self._random.random() * 0.02)
 
@@ -314,10 +314,9 @@ class Child:
 
 def main() -> None:
     """Wait for the word to start, then work."""
-    child = Child(Task(**json.loads(sys.argv[1])))
     print("ready", flush=True)
-    sys.stdin.readline()
-    trio.run(child.run)
+    if task := sys.stdin.readline():
+        trio.run(Child(Task(**json.loads(task))).run)
 
 
 if __name__ == "__main__":
