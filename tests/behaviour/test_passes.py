@@ -379,6 +379,38 @@ async def test_no_pass_begins_while_a_scope_is_open_that_opened_just_then(
     assert begun_beside_a_scope == [False, False]
 
 
+async def test_a_scope_that_opens_while_a_pass_looks_is_waited_for(
+    open_inline_world: OpenWorld,
+    mock_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass looks for open scopes again once it knows that something is due (R22)."""
+    handler = Recorder()
+    world = await open_inline_world(alarms=serving({"ring": handler}))
+    await arm(world, "1")
+    runtime, leave = world.host._runtime, trio.Event()
+    look = runtime.has_due
+
+    async def maintain(task_status: trio.TaskStatus[None]) -> None:
+        async with world.host.scheduler.defer_wakes():
+            task_status.started()
+            await leave.wait()
+
+    async def look_and_open_a_scope() -> bool:
+        monkeypatch.setattr(runtime, "has_due", look)
+        due = await look()
+        await nursery.start(maintain)
+        return due
+
+    monkeypatch.setattr(runtime, "has_due", look_and_open_a_scope)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(runtime.passes.run, native=False))
+        await trio.testing.wait_all_tasks_blocked()
+        assert handler.ids == []
+        leave.set()
+    assert handler.ids == ["1"]
+
+
 async def test_a_post_event_check_that_finds_nothing_due_writes_nothing(
     open_inline_world: OpenWorld, mock_clock: trio.testing.MockClock
 ) -> None:

@@ -337,10 +337,7 @@ MUTANTS: Final = (
         file="_passes.py",
         old="            if not self._wakes.scopes_open:\n                return True\n",
         new="            return True\n",
-        test=(
-            "behaviour/test_passes.py"
-            "::test_no_pass_begins_while_a_scope_is_open_that_opened_just_then"
-        ),
+        test="behaviour/test_passes.py::test_a_scope_that_opens_while_a_pass_looks_is_waited_for",
     ),
     Mutant(
         rule="R23",
