@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 COPIED: Final = ("trio_alarms", "tests", "examples", "pyproject.toml")
 PROCESSES: Final = 2
-SECONDS: Final = 60
+SECONDS: Final = 120
 BASELINE_SECONDS: Final = 300
 TESTS_FAILED: Final = 1  # pytest's exit code; errors of collection or usage have others
 PYTEST: Final = ("-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=", "--strict-markers")
