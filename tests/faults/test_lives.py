@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -194,14 +195,17 @@ async def test_a_closing_that_fails_lets_go_of_everything(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("beside", [False, True])
 async def test_an_import_that_fails_changes_nothing(
     autojump_clock: object,
     tmp_path: Path,
     injector: Injector,
     fault: Callable[[int], Fault],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    beside: bool,
 ) -> None:
-    """Whichever statement fails: the old tables are there, or all of it is taken over (R63)."""
+    """Whichever statement fails: all of it is taken over or nothing, beside a host too (R63)."""
     # It has no options of its own to say how long a lock is waited for.
     monkeypatch.setattr(importing, "_BUSY_SECONDS", 0.1)
     monkeypatch.setattr(_database, "StorageOptions", partial(storage_options, "inline"))
@@ -216,19 +220,23 @@ async def test_an_import_that_fails_changes_nothing(
     at = 1
     while True:
         path = fresh(template, tmp_path / str(at))
-        with injector.inject(fault(at)) as injected:
-            error = await error_of(partial(import_effect_cf, path))
+        async with AsyncExitStack() as stack:
+            if beside:
+                options: Any = {"driver": False, "storage": storage_options("inline")}
+                await stack.enter_async_context(open_host(path, name="beside", **options))
+            with injector.inject(fault(at)) as injected:
+                error = await error_of(partial(import_effect_cf, path))
+            require_unlocked(path)
+            require_storage_errors(error, injected)
+            ((old,), (ours,)) = look(path, OLD, OURS)
+            taken = [] if ours[0] == 0 else look(path, ALARMS)[0]
+            assert (old[0] == 0) is (len(taken) == 2)
+            assert (old[0] > 0) is (taken == [])
+            if error is None or getattr(error, "outcome", "") == "rolled back":
+                assert (old[0] > 0) is (error is not None)
+            assert await import_effect_cf(path) == (2 if taken == [] else 0)
+            assert look(path, NATIVE) == [[(1, NEAR_MS + 1)]]
         require_closed()
-        require_unlocked(path)
-        require_storage_errors(error, injected)
-        ((old,), (ours,)) = look(path, OLD, OURS)
-        taken = [] if ours[0] == 0 else look(path, ALARMS)[0]
-        assert (old[0] == 0) is (len(taken) == 2)
-        assert (old[0] > 0) is (taken == [])
-        if error is None or getattr(error, "outcome", "") == "rolled back":
-            assert (old[0] > 0) is (error is not None)
-        assert await import_effect_cf(path) == (2 if taken == [] else 0)
-        assert look(path, NATIVE) == [[(1, NEAR_MS + 1)]]
         if not injected.struck:
             assert error is None
             assert at > 10
