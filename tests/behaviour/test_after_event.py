@@ -212,6 +212,21 @@ async def test_a_task_override_turns_the_check_on_and_off(
     assert _handled(log) == ["handle a"]
 
 
+async def test_a_contradictory_override_is_logged_and_does_not_fail_the_event(
+    open_inline_world: OpenWorld, mock_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An event that cannot tell whether to check ends as it would have, unchecked (R1, R41)."""
+    log = Log()
+    world = await open_inline_world(**log.options())
+    await world.host.scheduler.schedule_alarm("job", "a", after=0)
+    with schedule_configuration(ScheduleConfiguration(minimum_retry_delay=7_200)):
+        async with world.host.event():
+            pass
+    await trio.testing.wait_all_tasks_blocked()
+    assert _handled(log) == []
+    assert "dispatch_after_event" in caplog.text
+
+
 async def test_a_pass_is_not_followed_by_a_check(
     open_inline_world: OpenWorld, mock_clock: object
 ) -> None:
