@@ -659,3 +659,9 @@ def test_any_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> Non
 def test_very_much_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> None:
     """As above, at length (R10)."""
     run_sql(calls)
+
+
+def test_every_hostile_object_as_parameters() -> None:
+    """Each of them as all the parameters of a statement (R10)."""
+    for name in ("query", "execute"):
+        run_sql([((name, "SELECT ?"), value) for value in OBJECTS])

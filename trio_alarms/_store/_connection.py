@@ -252,7 +252,7 @@ class Connection:
 
     def query(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement that only reads."""
-        if isinstance(sql, str) and first_keyword(sql) not in _READING_KEYWORDS:
+        if issubclass(type(sql), str) and first_keyword(sql) not in _READING_KEYWORDS:
             raise StorageOperationError(
                 "query: the SQL must only read (SELECT, VALUES, WITH, EXPLAIN or PRAGMA); write"
                 " in a transaction block with tx.execute",
@@ -338,7 +338,7 @@ class Connection:
         return sqlite3.SQLITE_OK
 
     def _refuse_control(self, sql: object, operation: str) -> None:
-        if isinstance(sql, str) and first_keyword(sql) in _CONTROL_KEYWORDS:
+        if issubclass(type(sql), str) and first_keyword(sql) in _CONTROL_KEYWORDS:
             raise _refusal(first_keyword(sql), operation)
 
     @contextmanager
@@ -442,7 +442,7 @@ def _bindable(parameters: object, operation: str) -> Any:
         if _is_mapping(parameters):
             return dict(parameters)
         return tuple(cast("Iterable[Any]", parameters))
-    except TypeError as error:
+    except Exception as error:
         raise StorageOperationError(
             f"{operation}: params must be a sequence or a mapping, not {describe(parameters)}",
             operation=operation,
