@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from tests.model.alarms import Ref
-from tests.model.dispatching import Due
+from tests.model.dispatching import Due, UnsettledError
 from tests.model.hosted import Hosted
 from tests.model.model import ANYTHING, Model, Outcome
 from tests.model.steps import DEFAULT_OPTIONS, DEFAULT_POLICY, Script, Step
@@ -91,6 +91,8 @@ async def _first_difference(script: Script, path: Path, scope: trio.CancelScope)
                 difference = await comparison.step(hosted, step)
                 if difference is not None:
                     return f"after step {number}, {step!r}: {difference}"
+                if comparison.is_over:
+                    break
     return "the tasks never come to rest" if scope.cancelled_caught else None
 
 
@@ -100,13 +102,18 @@ class _Comparison:
     def __init__(self, script: Script) -> None:
         self._model = Model(script)
         self._revisions: dict[int, bytes] = {}
+        self.is_over = False
 
     async def step(self, hosted: Hosted, step: Step) -> str | None:
         """Do it on both sides; the first difference."""
         found = await hosted.apply(step)
         model = self._model
         model.dispatching.seen_running = frozenset(one.ref for one in hosted.waiting())
-        expected = model.apply(step)
+        try:
+            expected = model.apply(step)
+        except UnsettledError:
+            self.is_over = True
+            return None
         host, told = _seen(hosted, found), _told(model, expected)
         told["revisions"] = _revisions(model, host["revisions"], self._revisions)
         for what, value in told.items():

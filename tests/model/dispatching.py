@@ -31,6 +31,10 @@ class Due:
     attempts: int
 
 
+class UnsettledError(Exception):
+    """The rules leave open what comes next, and it was not seen either."""
+
+
 @attrs.define(eq=False)
 class Handling:
     """One run of one row's handler, with its `on_failure` (R4).
@@ -81,11 +85,11 @@ class Dispatching:
     """All dispatches of a host.
 
     `seen_running` settles what the rules leave open: which of several dispatchers' manual alarms
-    gets the next permit.
+    gets the next permit. Where it cannot, the model goes no further: `UnsettledError`.
     """
 
     def __init__(self, stored: Stored, options: Options) -> None:
-        self.seen_running: frozenset[Ref] = frozenset()
+        self.seen_running: frozenset[Ref] | None = None
         self.handlings: list[Handling] = []
         self._stored = stored
         self._alarms = stored.alarms
@@ -211,8 +215,25 @@ class Dispatching:
             ready = [dispatch for dispatch in work.dispatches if dispatch.manual]
             if not ready or taken >= MANUAL_AT_A_TIME:
                 return
+            waiting = sum(len(dispatch.manual) for dispatch in ready)
+            if self.seen_running is None or waiting <= MANUAL_AT_A_TIME - taken:
+                yield ready[0]  # nobody looks, or there are permits for all
+                continue
+            # A row whose handler is not run has its permit for a moment, which nobody sees.
             seen = [one for one in ready if one.manual[0][0] in self.seen_running]
+            if len(ready) > 1 and not (seen and all(self._runs(one) for one in ready)):
+                raise UnsettledError
             yield (seen or ready)[0]
+
+    def _runs(self, dispatch: Dispatch) -> bool:
+        """Whether its next manual row has a handler, decodes and is nowhere in hand."""
+        ref, selected = dispatch.manual[0]
+        return (
+            self._alarms.is_current(ref, selected.revision)
+            and not any(one.ref == ref for one in self.handlings)
+            and dispatch.dispatcher.serves(ref[0], MANUAL) is not None
+            and dispatch.dispatcher.decodes(selected.payload)
+        )
 
     def _start(self, dispatch: Dispatch, ref: Ref, selected: Row) -> None:
         """Re-read a row and run its handler, unless it moved on or is in hand elsewhere (R27)."""
