@@ -79,7 +79,8 @@ class StorageOperationError(AlarmError):
     """An operation on the storage failed or was refused.
 
     `operation` names it. `outcome` is `"rolled back"` when nothing of it is stored, and
-    `"unknown"` when SQLite left a commit open and re-reading it failed too (R11).
+    `"unknown"` when SQLite left a commit open and neither re-reading it nor writing over it could
+    tell (R11).
     """
 
     def __init__(self, message: str, *, operation: str, outcome: Outcome = "rolled back") -> None:

@@ -220,7 +220,7 @@ def test_any_argument_of_the_scheduler(calls: list[Call]) -> None:
 
 
 @pytest.mark.trust
-@thorough(4_000)
+@thorough(800)
 @given(calls=st.lists(CALLS, min_size=4, max_size=12))
 def test_very_many_arguments_of_the_scheduler(calls: list[Call]) -> None:
     """As above, at length (C18)."""
@@ -437,7 +437,7 @@ def test_any_field_of_a_value(made: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 @pytest.mark.trust
-@thorough(15_000)
+@thorough(3_000)
 @given(made=st.lists(VALUE_CALLS, min_size=5, max_size=10))
 def test_very_many_fields_of_values(made: list[tuple[str, dict[str, Any]]]) -> None:
     """As above, at length (C18)."""
@@ -537,7 +537,7 @@ def test_any_argument_of_open_host(database: Any, options: dict[str, Any], harne
 
 
 @pytest.mark.trust
-@thorough(3_000)
+@thorough(600)
 @given(database=DATABASES, options=OPENING, harness=st.booleans())
 def test_very_many_arguments_of_open_host(
     database: Any,
@@ -654,7 +654,7 @@ def test_any_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> Non
 
 
 @pytest.mark.trust
-@thorough(3_000)
+@thorough(600)
 @given(calls=st.lists(st.tuples(SQL_CALLS, PARAMETERS), min_size=3, max_size=10))
 def test_very_much_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> None:
     """As above, at length (R10)."""

@@ -93,7 +93,7 @@ def test_any_names(refs: list[tuple[str, str]], name: str) -> None:
 
 
 @pytest.mark.trust
-@thorough(1_500)
+@thorough(300)
 @given(refs=REFS, name=VALID_NAMES)
 def test_very_many_names(refs: list[tuple[str, str]], name: str) -> None:
     """As above, at length (R3)."""

@@ -264,7 +264,7 @@ def test_anything_in_the_place_of_a_payload(stored: list[Stored]) -> None:
 
 
 @pytest.mark.trust
-@thorough(2_000)
+@thorough(400)
 @given(stored=st.lists(STORED, min_size=5, max_size=15))
 def test_very_much_in_the_place_of_a_payload(stored: list[Stored]) -> None:
     """As above, at length (C19)."""

@@ -240,18 +240,21 @@ class Connection:
 
     def execute(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement of the application's."""
+        sql = _plain(sql)
         self._refuse_control(sql, "execute")
         with self._translated("execute"):
             return self.raw.execute(sql, _bindable(parameters, "execute")).fetchall()
 
     def executemany(self, sql: str, rows: Iterable[Any]) -> None:
         """Run one statement of the application's for every row: all of them, or none."""
+        sql = _plain(sql)
         self._refuse_control(sql, "executemany")
         with self.atomic(), self._translated("executemany"):
             self.raw.executemany(sql, rows)
 
     def query(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement that only reads."""
+        sql = _plain(sql)
         if issubclass(type(sql), str) and first_keyword(sql) not in _READING_KEYWORDS:
             raise StorageOperationError(
                 "query: the SQL must only read (SELECT, VALUES, WITH, EXPLAIN or PRAGMA); write"
@@ -337,7 +340,7 @@ class Connection:
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
-    def _refuse_control(self, sql: object, operation: str) -> None:
+    def _refuse_control(self, sql: Any, operation: str) -> None:
         if issubclass(type(sql), str) and first_keyword(sql) in _CONTROL_KEYWORDS:
             raise _refusal(first_keyword(sql), operation)
 
@@ -427,6 +430,11 @@ def open_reader(path: str, *, busy_timeout_ms: int) -> Connection:
     except BaseException:
         raw.close()
         raise
+
+
+def _plain(sql: str) -> str:
+    """The text alone: methods of a subclass of str are not ours to call."""
+    return str.__str__(sql) if issubclass(type(sql), str) else sql
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
