@@ -250,7 +250,7 @@ def test_a_refused_host_keeps_no_part_of_the_lock(tmp_path: Path) -> None:
     link = tmp_path / "folder" / "hard.db"
     link.hardlink_to(path)
     lock = _acquire(path)
-    _refusal(link)
+    assert str(os.getpid()) in str(_refusal(link))
     lock.release()
     _acquire(link).release()
 
@@ -322,7 +322,9 @@ def test_a_child_that_is_about_to_let_go_is_waited_for(
         lock.release()
 
     monkeypatch.setattr(time, "sleep", let_go)
-    _acquire(path).release()
+    again = _acquire(path)
+    assert _lock_files(tmp_path) == [file]
+    again.release()
 
 
 def test_a_holder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +349,9 @@ def test_a_lock_is_released_from_any_thread(tmp_path: Path) -> None:
     thread = threading.Thread(target=lock.release)
     thread.start()
     thread.join()
-    _acquire(path).release()
+    again = _acquire(path)
+    assert len(_lock_files(tmp_path)) == 1
+    again.release()
 
 
 def test_a_refusal_leaves_no_file_open(tmp_path: Path) -> None:

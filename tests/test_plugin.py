@@ -45,6 +45,7 @@ def test_the_fixtures_are_there_once_the_package_is(run_tests: pytest.Pytester) 
     result = _run(run_tests, "", "--fixtures")
     result.stdout.fnmatch_lines(["alarm_harness*", "    Open harnesses:*"])
     result.stdout.fnmatch_lines(["alarm_clock*", "    Make clocks:*"])
+    assert result.ret == 0
 
 
 @pytest.mark.parametrize("clock", ["mock_clock", "autojump_clock"])

@@ -168,6 +168,7 @@ def test_a_commit_that_took_place_in_spite_of_its_error_is_a_success(
     change(session)
     connection.error, connection.lands = sqlite_error(code), True
     session.commit(None)
+    assert not connection.in_transaction
 
 
 @pytest.mark.parametrize("change", CHANGES)
