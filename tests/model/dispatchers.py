@@ -62,6 +62,11 @@ class Dispatcher:
         return self.any_tag or isinstance(payload, int)
 
 
+def second_options(options: Options) -> Options:
+    """The second service's: plain ones, but it asks `on_failure` where the first does."""
+    return Options(on_failure=options.on_failure)
+
+
 def dispatchers(serving: Serving, options: Options) -> list[Dispatcher]:
     """What each way to serve a host dispatches with."""
     if serving == "process_due":
@@ -72,6 +77,6 @@ def dispatchers(serving: Serving, options: Options) -> list[Dispatcher]:
     if serving in ("first", "both"):
         found.append(Dispatcher(FIRST, options, only=frozenset(FIRST)))
     if serving in ("second", "both"):
-        found.append(Dispatcher(SECOND, only=frozenset(SECOND)))
+        found.append(Dispatcher(SECOND, second_options(options), only=frozenset(SECOND)))
     known = frozenset(tag for one in found for tag in one.definitions)
     return [*found, Dispatcher({}, but=known)]  # the unknown-tag policy

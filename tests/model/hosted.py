@@ -17,6 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.model.alarms import Ref
 from tests.model.callers import Caller
+from tests.model.dispatchers import second_options
 from tests.model.model import ANYTHING, Outcome, Raised, Returned
 from tests.model.services import (
     FIRST,
@@ -40,6 +41,7 @@ from tests.model.steps import (
     Do,
     Move,
     OpenScope,
+    Options,
     Outside,
     Override,
     Proceed,
@@ -292,27 +294,29 @@ class Hosted:
         """What `open_host` takes."""
         if serving == "nothing":
             return None
-        options = self._dispatch_options()
+        options = self._dispatch_options(self._options)
         if serving == "process_due":
             return process_due(self._handle, options)
         if serving == "set":
             return defined.handlers(*(one.handled_by(self._handle) for one in SET), options=options)
         first = First.handlers(*(one.handled_by(self._handle) for one in FIRST), options=options)
-        second = Second.handlers(*(one.handled_by(self._handle) for one in SECOND))
+        second = Second.handlers(
+            *(one.handled_by(self._handle) for one in SECOND),
+            options=self._dispatch_options(second_options(self._options)),
+        )
         return {"first": first, "second": second, "both": merge_all(first, second)}[serving]
 
     async def _dispatch(self, what: str) -> DispatchResult:
         """A direct run (R25)."""
         result: DispatchResult
         if what == "process_due":
-            options = self._dispatch_options()
+            options = self._dispatch_options(self._options)
             result = await self.host.scheduler.process_due_alarms(self._handle, options)
         else:
             result = await self._alarms(what).run(self.host)
         return result
 
-    def _dispatch_options(self) -> DispatchOptions:
-        given = self._options
+    def _dispatch_options(self, given: Options) -> DispatchOptions:
         return DispatchOptions(
             limit=given.limit,
             concurrency=given.concurrency,

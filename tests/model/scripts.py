@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+import attrs
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from tests.model.alarms import MANUAL
+from tests.model.alarms import MANUAL, Ref
 from tests.model.dispatchers import FIRST, SECOND
 from tests.model.dispatching import Handling
 from tests.model.model import Model
@@ -51,7 +52,7 @@ from tests.model.steps import (
 T = TypeVar("T")
 
 DEFINITIONS = FIRST | SECOND
-TAGS = ("plain", "plain", "skip", "skip", "slow", "retry", "sweep", "sweep", "tidy")
+TAGS = ("plain", "plain", "skip", "skip", "slow", "slow", "retry", "sweep", "sweep", "tidy")
 IDS = ("x", "y")
 PAYLOADS = (0, 1) * 5 + ("broken",)  # that does not decode
 METHODS: tuple[Method, ...] = (
@@ -116,14 +117,36 @@ answers: st.SearchStrategy[Action] = st.sampled_from(
 )
 
 
+@attrs.frozen
+class Aim:
+    """Which alarms an operation is about, more often than others."""
+
+    own: Handling | None = None
+    parked: tuple[Ref, ...] = ()
+
+
+def aim_of(model: Model, own: Handling | None = None) -> Aim:
+    """What a caller aims at."""
+    rows = model.stored.alarms.rows
+    return Aim(own, tuple(ref for ref, row in rows.items() if row.parked))
+
+
 @st.composite
-def schedules(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> Schedule:
-    """One of the three methods; of the handling's own alarm every other time."""
-    if own is not None and draw(st.booleans()):
-        tag, id = own.ref
-    else:
-        tag = draw(st.sampled_from(TAGS))
-        id = draw(st.sampled_from(MANUAL_IDS if tag == "sweep" else IDS))
+def refs(draw: DrawFn, aim: Aim) -> Ref:
+    """The handling's own alarm every other time, and now and then a parked one."""
+    kind = draw(st.integers(0, 3))
+    if kind < 2 and aim.own is not None:
+        return aim.own.ref
+    if kind == 2 and aim.parked:
+        return draw(st.sampled_from(aim.parked))
+    tag = draw(st.sampled_from(TAGS))
+    return tag, draw(st.sampled_from(MANUAL_IDS if tag == "sweep" else IDS))
+
+
+@st.composite
+def schedules(draw: DrawFn, aim: Aim, *, in_block: bool = False) -> Schedule:
+    """One of the three methods, seldom with another lifecycle than the tag's."""
+    tag, id = draw(refs(aim))
     lifecycle: Lifecycle = DEFINITIONS[tag].lifecycle  # type: ignore[assignment] # of the two
     if draw(st.integers(0, 15)) == 15:
         lifecycle = "automatic" if lifecycle == MANUAL else "manual"
@@ -143,29 +166,26 @@ def schedules(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> 
 
 
 @st.composite
-def cancels(draw: DrawFn, own: Handling | None, *, in_block: bool = False) -> Cancel:
-    """A cancellation, of the handling's own alarm every other time."""
-    if own is not None and draw(st.booleans()):
-        tag, id = own.ref
-    else:
-        tag, id = draw(st.sampled_from(TAGS)), draw(st.sampled_from(IDS))
+def cancels(draw: DrawFn, aim: Aim, *, in_block: bool = False) -> Cancel:
+    """A cancellation."""
+    tag, id = draw(refs(aim))
     return Cancel(tag, id, standalone=in_block and draw(st.booleans()))
 
 
 @st.composite
-def blocks(draw: DrawFn, own: Handling | None, depth: int = 0) -> Block:
+def blocks(draw: DrawFn, aim: Aim, depth: int = 0) -> Block:
     """A transaction block, with savepoints in it."""
     kinds: list[Callable[[], Operation]] = [
-        lambda: draw(schedules(own, in_block=True)),
-        lambda: draw(schedules(own, in_block=True)),
-        lambda: draw(cancels(own, in_block=True)),
+        lambda: draw(schedules(aim, in_block=True)),
+        lambda: draw(schedules(aim, in_block=True)),
+        lambda: draw(cancels(aim, in_block=True)),
         lambda: Write(draw(st.integers(0, 9))),
         lambda: Acknowledge(draw(st.sampled_from(["own", "own", "own", "copy", "other"]))),
     ]
-    if own is not None:
+    if aim.own is not None:
         kinds.append(Acknowledge)
     if depth < 2:
-        kinds.append(lambda: draw(blocks(own, depth + 1)))
+        kinds.append(lambda: draw(blocks(aim, depth + 1)))
         kinds.append(lambda: Deferred(Cancel("plain", "x")))
     count = draw(st.integers(1, 3))
     operations = tuple(draw(st.sampled_from(kinds))() for _ in range(count))
@@ -173,17 +193,17 @@ def blocks(draw: DrawFn, own: Handling | None, depth: int = 0) -> Block:
 
 
 @st.composite
-def operations(draw: DrawFn, own: Handling | None) -> Operation:
+def operations(draw: DrawFn, aim: Aim) -> Operation:
     """What a caller may do to alarms."""
     kind = draw(st.integers(0, 11))
     if kind < 6:
-        return draw(schedules(own))
+        return draw(schedules(aim))
     if kind < 7:
-        return draw(cancels(own))
+        return draw(cancels(aim))
     if kind < 10:
-        return draw(blocks(own))
-    if kind < 11 or own is None:
-        return Deferred(draw(schedules(own)))
+        return draw(blocks(aim))
+    if kind < 11 or aim.own is None:
+        return Deferred(draw(schedules(aim)))
     return Refused(draw(st.sampled_from(["deliver", "run", "process_due"])))
 
 
@@ -195,11 +215,14 @@ def proceedings(draw: DrawFn, model: Model) -> Proceed:
     own = waiting[which]
     if draw(st.integers(0, 9)) < (7 if own.stage == "handler" else 3):
         # A raised budget does not resume what is parked (R7).
-        override = Override(unchanged_attempt_budget=4) if own.row.parked else draw(overrides)
-        return Proceed(which, Do(draw(operations(own)), draw(st.booleans()), override))
+        aim = aim_of(model, own)
+        raised = own.row.parked or (aim.parked and draw(st.booleans()))
+        override = Override(unchanged_attempt_budget=4) if raised else draw(overrides)
+        return Proceed(which, Do(draw(operations(aim)), draw(st.booleans()), override))
     if own.stage == "on_failure":
         return Proceed(which, draw(answers))
-    action: Action = Raise() if draw(st.booleans()) else Return()
+    fails = draw(st.integers(0, 9)) < (7 if own.dispatch.dispatcher.options.on_failure else 5)
+    action: Action = Raise() if fails else Return()
     return Proceed(which, action)
 
 
@@ -224,9 +247,9 @@ def reopenings(draw: DrawFn, model: Model) -> Reopen:
 
 
 @st.composite
-def outside(draw: DrawFn) -> Outside:
+def outside(draw: DrawFn, model: Model) -> Outside:
     """An operation by a task that handles nothing."""
-    return Outside(draw(operations(None)), draw(overrides))
+    return Outside(draw(operations(aim_of(model))), draw(overrides))
 
 
 deliveries = st.builds(Deliver, st.sampled_from([False, False, False, True]), overrides)
@@ -248,7 +271,7 @@ def next_steps(draw: DrawFn, model: Model) -> Step:
     may_call = model.managed and len(open_calls) < 2
     waits = bool(model.dispatching.waiting())
     kinds: list[tuple[int, Callable[[], Step]]] = [
-        (15 if len(stored.alarms.rows) < 2 else 4, lambda: draw(outside())),
+        (15 if len(stored.alarms.rows) < 2 else 4, lambda: draw(outside(model))),
         (3 if waits or is_due else 10, lambda: draw(moves(model))),
         (1, lambda: Outside(ALL_SWEEPS)),
         (1, lambda: OpenScope(draw(overrides))),
