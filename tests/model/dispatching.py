@@ -119,17 +119,27 @@ class Dispatching:
 
     def pass_time(self) -> None:
         """Handlers that have run past their timeout fail (R28)."""
-        for one in list(self.handlings):
-            limit = one.times_out_at
-            if one.stage == "handler" and limit is not None and limit <= self._stored.now:
-                self.handler_fails(one, "TooSlowError")
+        late = [
+            one
+            for one in self.handlings
+            if one.stage == "handler"
+            and one.times_out_at is not None
+            and one.times_out_at <= self._stored.now
+        ]
+        if self.seen_running is not None and len({one.dispatch.work.call for one in late}) > 1:
+            raise UnsettledError  # one may free what the other waits for, at the same instant
+        for one in late:
+            self.handler_fails(one, "TooSlowError")
 
     def acknowledge(self, handling: Handling | None, policy: Policy) -> bool:
         """The event in hand is acknowledged within a transaction (R36)."""
         if handling is None or handling.due is None or handling.row.lifecycle == MANUAL:
             raise RefusedError("InvalidAlarmRefError")
         revision = handling.row.revision
-        return self._alarms.acknowledge(handling.ref, revision, self._stored.now, policy)
+        done = self._alarms.acknowledge(handling.ref, revision, self._stored.now, policy)
+        if done:
+            self._stored.acknowledged.add(revision)
+        return done
 
     def handler_returns(self, handling: Handling) -> None:
         """An automatic row is acknowledged (R28), a manual one is not (R29)."""
@@ -297,12 +307,13 @@ class Dispatching:
         if action == "skip-and-advance-repeat" and handling.due is not None and not must_retry:
             self._acknowledge(handling)
             return
-        self._alarms.fail(
-            handling.ref, handling.row.revision, self._stored.now, work.policy, initial
-        )
-        work.parked += self._stored.commit()
+        revision = handling.row.revision
+        if revision not in self._stored.acknowledged:
+            self._alarms.fail(handling.ref, revision, self._stored.now, work.policy, initial)
+            work.parked += self._stored.commit()
 
     def _acknowledge(self, handling: Handling) -> None:
-        policy = handling.dispatch.work.policy
-        self._alarms.acknowledge(handling.ref, handling.row.revision, self._stored.now, policy)
-        self._stored.commit()
+        policy, revision = handling.dispatch.work.policy, handling.row.revision
+        if revision not in self._stored.acknowledged:  # else there is nothing left to write (R36)
+            self._alarms.acknowledge(handling.ref, revision, self._stored.now, policy)
+            self._stored.commit()

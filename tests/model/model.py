@@ -231,11 +231,11 @@ class Model:
 
     def _perform(self, operation: Operation, caller: Caller) -> Outcome:
         """An operation as a savepoint: a failed one is undone, alone (R13)."""
-        rows, journal = dict(self.stored.alarms.rows), list(self.stored.journal)
+        snapshot = self.stored.snapshot()
         try:
             return Returned(self._effect(operation, caller))
         except RefusedError as refused:
-            self.stored.alarms.rows, self.stored.journal = rows, journal
+            self.stored.restore(snapshot)
             return Raised((refused.name,), refused.inner)
 
     def _effect(self, operation: Operation, caller: Caller) -> Any:

@@ -16,6 +16,7 @@ class Stored:
         self.now = 0
         self.alarms = Alarms()
         self.journal: list[int] = []
+        self.acknowledged: set[int] = set()  # revisions that a handler acknowledged itself (R36)
         self.native_alarm: int | None = None
         self.reports: list[tuple[int, int]] = []
         self._committed: dict[Ref, Row] = {}
@@ -27,6 +28,14 @@ class Stored:
         self.pass_is_active = False
         self.guard_at = 0
         self._guard_delay = 0
+
+    def snapshot(self) -> tuple[dict[Ref, Row], list[int], set[int]]:
+        """What a rollback restores."""
+        return dict(self.alarms.rows), list(self.journal), set(self.acknowledged)
+
+    def restore(self, snapshot: tuple[dict[Ref, Row], list[int], set[int]]) -> None:
+        """Undo what was done since."""
+        self.alarms.rows, self.journal, self.acknowledged = snapshot
 
     def commit(self) -> list[tuple[int, int]]:
         """Commit what was done to rows; the reports of what is parked now and was not before."""
