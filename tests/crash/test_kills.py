@@ -61,6 +61,7 @@ class Round:
         with self._child(drain=True) as child:
             self._require(child.wait(timeout=60) == 0, child.returncode)
         self._judge.after_drain(self._look())
+        self._require_no_problems()
         return self._judge
 
     def _moment(self) -> float:
@@ -117,9 +118,12 @@ class Round:
         now = take_snapshot(self._database, self._directory / "copy")
         self._judge.after_epoch(entries[self._entries_read :], now, ended_ms)
         self._entries_read = len(entries)
-        assert not self._judge.problems, self._judge.problems
+        self._require_no_problems()
         self._epoch += 1
         return now
+
+    def _require_no_problems(self) -> None:
+        assert not self._judge.problems, self._judge.problems
 
     @property
     def _stderr(self) -> Path:
@@ -129,7 +133,7 @@ class Round:
         assert holds, f"the child ended by itself ({status}):\n{self._stderr.read_text()[-4000:]}"
 
 
-def require_work(figures: Figures) -> None:
+def check_work(figures: Figures) -> None:
     """Something was done, mostly within a second of its time, and always but for a stall."""
     assert figures.committed > 0
     assert figures.runs > 0
@@ -139,8 +143,8 @@ def require_work(figures: Figures) -> None:
         assert max([0, *delays_ms]) < STALL_MS, sorted(delays_ms)
 
 
-def kill_children(directory: Path, kills: int) -> Judge:
-    """One round; prints what it amounted to, and the seed that decided what was tried."""
+def check_kills(directory: Path, kills: int) -> Judge:
+    """One round, judged; prints what it amounted to, and the seed that decided what was tried."""
     seed = int(os.environ.get("KILL_SEED", random.SystemRandom().getrandbits(32)))
     print(f"KILL_SEED={seed}, files in {directory}")
     with closing(Round(directory, seed)) as round_:
@@ -151,13 +155,13 @@ def kill_children(directory: Path, kills: int) -> Judge:
 
 def test_a_few_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     """Due alarms run at least once, acknowledged ones never again, at once or in time (R52)."""
-    figures = kill_children(tmp_path, 6).figures
-    require_work(figures)
+    figures = check_kills(tmp_path, 6).figures
+    check_work(figures)
 
 
 @pytest.mark.trust
 @pytest.mark.parametrize("round_", range(8))
 def test_two_hundred_kills_lose_nothing_and_repeat_nothing(tmp_path: Path, round_: int) -> None:
     """As above, often enough to meet each moment in which a process can end (R52)."""
-    figures = kill_children(tmp_path, KILLS_IN_A_ROUND).figures
-    require_work(figures)
+    figures = check_kills(tmp_path, KILLS_IN_A_ROUND).figures
+    check_work(figures)
