@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from tests.model.compare import play
+from tests.model.compare import check_against_model
 from tests.model.steps import (
     DEFAULT_OPTIONS,
     Deliver,
@@ -22,7 +22,7 @@ from tests.model.steps import (
 def test_a_manual_alarm_that_a_set_serves_and_that_falls_due_while_it_runs_stays_due() -> None:
     """Only what no handler serves is kept for an hour after a hook (R33)."""
     sweep_now = Schedule("schedule_alarm", "sweep", "x", 0, lifecycle="manual")
-    play(
+    check_against_model(
         Script(
             (
                 Outside(Schedule("schedule_alarm", "plain", "x", 0)),
@@ -38,7 +38,7 @@ def test_a_manual_alarm_that_a_set_serves_and_that_falls_due_while_it_runs_stays
 
 def test_an_on_failure_that_raises_keeps_an_alarm_whose_definition_skips() -> None:
     """The retry is recorded, whatever the definition says (R28)."""
-    play(
+    check_against_model(
         Script(
             (
                 Outside(Schedule("schedule_alarm", "skip", "x", 0)),
@@ -54,7 +54,7 @@ def test_an_on_failure_that_raises_keeps_an_alarm_whose_definition_skips() -> No
 def test_a_direct_run_takes_a_manual_alarm_that_was_replaced_after_its_handler_had_ended() -> None:
     """It is no longer in hand, and its handler does not run (R6, R25, R27)."""
     sweep = Schedule("schedule_alarm", "sweep", "x", 0, lifecycle="manual")
-    play(
+    check_against_model(
         Script(
             (
                 Outside(sweep),

@@ -1,7 +1,8 @@
 """The library against a second statement of its rules.
 
 A failure shows the first difference and a script from which no step can be left out. Printed, a
-script is code: `play(Script(…))` plays it again, and `test_found.py` keeps those that were found.
+script is code: `check_against_model(Script(…))` plays it again, and `test_found.py` keeps those
+that were found.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.model.compare import play_and_shrink
+from tests.model.compare import check_against_model_and_shrink
 from tests.model.scripts import scripts
 from tests.model.steps import Script
 
@@ -39,7 +40,7 @@ def quiet() -> Iterator[None]:
 @given(script=scripts(length=20))
 def test_host_equals_model(script: Script) -> None:
     """Rows, native alarm, results and reports are the model's (R3-R9, R18-R20, R25-R32, R36)."""
-    play_and_shrink(script)
+    check_against_model_and_shrink(script)
 
 
 @pytest.mark.trust
@@ -47,4 +48,4 @@ def test_host_equals_model(script: Script) -> None:
 @given(script=scripts(length=40))
 def test_host_equals_model_for_long(script: Script) -> None:
     """The same over longer scripts, and others at every run."""
-    play_and_shrink(script)
+    check_against_model_and_shrink(script)
