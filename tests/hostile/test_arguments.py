@@ -180,7 +180,7 @@ async def outcome(operation: Callable[[], Awaitable[object]]) -> AlarmError | No
     return None
 
 
-async def make(host: AlarmHost, call: Call) -> None:
+async def check_call(host: AlarmHost, call: Call) -> None:
     """One call on a host: it works, or raises an error of ours and stores nothing."""
     before = await rows_of(host)
     scheduler = host.service(Notes) if call.service else host.scheduler
@@ -199,13 +199,13 @@ async def make(host: AlarmHost, call: Call) -> None:
         assert await scheduler.get_alarm_status(alarm, id) is not None
 
 
-def run_calls(calls: list[Call]) -> None:
-    """Make the calls on one host, and look whether it still works."""
+def check_calls(calls: list[Call]) -> None:
+    """Make the calls on one host, each checked, and check that it still works."""
 
     async def main() -> None:
         async with open_test_host(alarms=NOTES) as harness:
             for call in calls:
-                await make(harness.host, call)
+                await check_call(harness.host, call)
             await harness.host.scheduler.schedule_alarm("last", "a", after=0)
             assert len(await harness.host.scheduler.list_alarms(alarm="last")) == 1
 
@@ -216,7 +216,7 @@ def run_calls(calls: list[Call]) -> None:
 @given(calls=st.lists(CALLS, min_size=4, max_size=12))
 def test_any_argument_of_the_scheduler(calls: list[Call]) -> None:
     """It is stored and found, or an `AlarmError` is raised and nothing is stored (C18)."""
-    run_calls(calls)
+    check_calls(calls)
 
 
 @pytest.mark.trust
@@ -224,7 +224,7 @@ def test_any_argument_of_the_scheduler(calls: list[Call]) -> None:
 @given(calls=st.lists(CALLS, min_size=4, max_size=12))
 def test_very_many_arguments_of_the_scheduler(calls: list[Call]) -> None:
     """As above, at length (C18)."""
-    run_calls(calls)
+    check_calls(calls)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "cancel_alarm", "get_alarm_status", "list_alarms"])
@@ -233,7 +233,7 @@ async def test_every_hostile_object_in_every_parameter(method: str, mock_clock: 
     async with open_test_host(alarms=NOTES) as harness:
         for value in OBJECTS:
             for call_ in calls_with(value, method):
-                await make(harness.host, call_)
+                await check_call(harness.host, call_)
 
 
 def calls_with(value: Any, method: str) -> Iterator[Call]:
@@ -376,7 +376,7 @@ def test_every_hostile_object_in_every_field(name: str) -> None:
     for value in OBJECTS:
         for parameter in parameters:
             given_ = {**NEEDED.get(name, {}), parameter: value}
-            make_values([(name, given_)])
+            check_values([(name, given_)])
 
 
 FIELDS: dict[str, list[str]] = {
@@ -420,7 +420,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-def make_values(made: list[tuple[str, dict[str, Any]]]) -> None:
+def check_values(made: list[tuple[str, dict[str, Any]]]) -> None:
     """Make each value: it is made, or an error of ours says why not."""
     for name, given_ in made:
         try:
@@ -433,7 +433,7 @@ def make_values(made: list[tuple[str, dict[str, Any]]]) -> None:
 @given(made=st.lists(VALUE_CALLS, min_size=5, max_size=10))
 def test_any_field_of_a_value(made: list[tuple[str, dict[str, Any]]]) -> None:
     """It is made, or an `AlarmError` is raised at once (C18)."""
-    make_values(made)
+    check_values(made)
 
 
 @pytest.mark.trust
@@ -441,7 +441,7 @@ def test_any_field_of_a_value(made: list[tuple[str, dict[str, Any]]]) -> None:
 @given(made=st.lists(VALUE_CALLS, min_size=5, max_size=10))
 def test_very_many_fields_of_values(made: list[tuple[str, dict[str, Any]]]) -> None:
     """As above, at length (C18)."""
-    make_values(made)
+    check_values(made)
 
 
 UNKNOWN = st.from_regex(r"[a-z]{3,8}_x", fullmatch=True)
@@ -511,7 +511,7 @@ def files_in(folder: str) -> Iterator[Path]:
     return (path for path in Path(folder).rglob("*") if path.is_file())
 
 
-def open_with(database: Any, options: dict[str, Any], *, harness: bool) -> None:
+def check_opening(database: Any, options: dict[str, Any], *, harness: bool) -> None:
     """Open a host: it opens and works, or an error of ours is raised and nothing is created."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
 
@@ -533,7 +533,7 @@ def open_with(database: Any, options: dict[str, Any], *, harness: bool) -> None:
 @given(database=DATABASES, options=OPENING, harness=st.booleans())
 def test_any_argument_of_open_host(database: Any, options: dict[str, Any], harness: bool) -> None:  # noqa: FBT001 - hypothesis gives it by name
     """It opens, or an `AlarmError` is raised before anything is created (C18)."""
-    open_with(database, options, harness=harness)
+    check_opening(database, options, harness=harness)
 
 
 @pytest.mark.trust
@@ -545,7 +545,7 @@ def test_very_many_arguments_of_open_host(
     harness: bool,  # noqa: FBT001 - hypothesis gives it by name
 ) -> None:
     """As above, at length (C18)."""
-    open_with(database, options, harness=harness)
+    check_opening(database, options, harness=harness)
 
 
 async def _harness_call(harness: AlarmHarness, name: str, value: Any) -> None:
@@ -616,7 +616,7 @@ PARAMETERS = st.one_of(st.lists(HOSTILE, max_size=2), HOSTILE)
 SQL_CALLS = st.tuples(st.sampled_from(["query", "execute", "executemany", "run_sync"]), STATEMENTS)
 
 
-def run_sql(calls: list[tuple[tuple[str, Any], Any]]) -> None:
+def check_sql(calls: list[tuple[tuple[str, Any], Any]]) -> None:
     """Give each to the storage; what the block did before is stored all the same."""
 
     async def main() -> None:
@@ -650,7 +650,7 @@ async def use(tx: Any, storage: Any, name: str, sql: Any, params: Any) -> None:
 @given(calls=st.lists(st.tuples(SQL_CALLS, PARAMETERS), min_size=3, max_size=10))
 def test_any_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> None:
     """It runs, or an `AlarmError` is raised, and the block goes on and commits (R10)."""
-    run_sql(calls)
+    check_sql(calls)
 
 
 @pytest.mark.trust
@@ -658,10 +658,10 @@ def test_any_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> Non
 @given(calls=st.lists(st.tuples(SQL_CALLS, PARAMETERS), min_size=3, max_size=10))
 def test_very_much_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) -> None:
     """As above, at length (R10)."""
-    run_sql(calls)
+    check_sql(calls)
 
 
 def test_every_hostile_object_as_parameters() -> None:
     """Each of them as all the parameters of a statement (R10)."""
     for name in ("query", "execute"):
-        run_sql([((name, "SELECT ?"), value) for value in OBJECTS])
+        check_sql([((name, "SELECT ?"), value) for value in OBJECTS])

@@ -32,8 +32,8 @@ async def listed(host: AlarmHost) -> list[tuple[str, str]]:
         found += page
 
 
-def judge(refs: list[tuple[str, str]], name: str) -> None:
-    """Schedule, list, cancel and run alarms of these names, on a host of such a name."""
+def check_names(refs: list[tuple[str, str]], name: str) -> None:
+    """Schedule, list, cancel and run alarms of these names: each is stored and run as itself."""
     ran: list[tuple[str, str]] = []
 
     async def run(event: AlarmDue[Any]) -> None:
@@ -65,7 +65,9 @@ def judge(refs: list[tuple[str, str]], name: str) -> None:
 
 def test_names_that_look_like_something_else() -> None:
     """Quotes, wildcards, SQL and formats are characters; every pair is another alarm (R3)."""
-    judge([*[(tag, id) for tag in NAMES for id in NAMES][:100], ("a", "bc"), ("ab", "c")], NAMES[0])
+    check_names(
+        [*[(tag, id) for tag in NAMES for id in NAMES][:100], ("a", "bc"), ("ab", "c")], NAMES[0]
+    )
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=ascii)
@@ -89,7 +91,7 @@ async def test_names_that_sqlite_would_cut_or_refuse(name: str, mock_clock: obje
 @given(refs=REFS, name=VALID_NAMES)
 def test_any_names(refs: list[tuple[str, str]], name: str) -> None:
     """Each alarm is stored, found, listed in order, cancelled and run as itself alone (R3)."""
-    judge(refs, name)
+    check_names(refs, name)
 
 
 @pytest.mark.trust
@@ -97,4 +99,4 @@ def test_any_names(refs: list[tuple[str, str]], name: str) -> None:
 @given(refs=REFS, name=VALID_NAMES)
 def test_very_many_names(refs: list[tuple[str, str]], name: str) -> None:
     """As above, at length (R3)."""
-    judge(refs, name)
+    check_names(refs, name)
