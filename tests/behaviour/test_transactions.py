@@ -561,10 +561,11 @@ async def test_deeply_nested_blocks_undo_the_right_one(
     world = await open_inline_world()
     await create_items(world.host)
     for fails in itertools.product([True, False], repeat=4):
-        await _nest(world, fails)
+        await _check_nested_blocks(world, fails)
 
 
-async def _nest(world: World, fails: tuple[bool, ...]) -> None:
+async def _check_nested_blocks(world: World, fails: tuple[bool, ...]) -> None:
+    """Nest a block for each of `fails`, which says whether it raises, and check what is stored."""
     host = world.host
 
     async def block(level: int) -> None:

@@ -13,8 +13,8 @@ import trio.testing
 from trio_alarms import AlarmDue, StorageOptions, open_host, process_due
 
 
-async def set_and_wait(path: Path, repetitions: int, seed: int) -> None:
-    """Set a near alarm beside a far one, after random yields, and see when it runs."""
+async def check_near_alarms_run(path: Path, repetitions: int, seed: int) -> None:
+    """Set a near alarm beside a far one, after random yields, and check when it runs."""
     source = random.Random(seed)  # noqa: S311 - yields are not secret
     ran = trio.Event()
 
@@ -46,7 +46,7 @@ async def test_a_near_alarm_is_never_missed(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, seed: int
 ) -> None:
     """Set beside one that is far, moved or cancelled, after random yields: in time (C06)."""
-    await set_and_wait(tmp_path / "alarms.db", 40, seed)
+    await check_near_alarms_run(tmp_path / "alarms.db", 40, seed)
 
 
 @pytest.mark.trust
@@ -54,4 +54,4 @@ async def test_a_near_alarm_is_never_missed_in_ten_thousand(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """As above, ten thousand times (C06)."""
-    await set_and_wait(tmp_path / "alarms.db", 10_000, random.randrange(2**32))  # noqa: S311 - as above
+    await check_near_alarms_run(tmp_path / "alarms.db", 10_000, random.randrange(2**32))  # noqa: S311 - as above
