@@ -261,11 +261,13 @@ async def test_what_is_no_exception_leaves_as_it_came() -> None:
         await report_parked(REPORTS, interrupt)
 
 
-async def test_a_broken_logging_handler_changes_nothing(recorder: _Recorder) -> None:
-    """Not even a logging handler that raises makes reporting fail."""
+async def test_a_broken_logging_handler_changes_nothing() -> None:
+    """Where a logging handler raises, each report is made all the same, and so is its failure."""
+    emitted: list[str] = []
 
     class Broken(logging.Handler):
-        def emit(self, _record: logging.LogRecord) -> None:
+        def emit(self, record: logging.LogRecord) -> None:
+            emitted.append(record.levelname)
             raise RuntimeError
 
     broken = Broken()
@@ -274,8 +276,14 @@ async def test_a_broken_logging_handler_changes_nothing(recorder: _Recorder) -> 
         await report_parked(REPORTS, current_reporter(None))
     finally:
         logger.removeHandler(broken)
+    assert emitted == ["WARNING", "ERROR"] * len(REPORTS)
 
 
-async def test_nothing_to_report_asks_nobody() -> None:
-    """Without a report the reporter is not called."""
-    await report_parked([], current_reporter(None))
+async def test_nothing_to_report_asks_nobody(
+    recorder: _Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a report no reporter is called, nor the log written to."""
+    for reporter in (current_reporter(recorder), current_reporter(None)):
+        await report_parked([], reporter)
+    assert recorder.seen == []
+    assert caplog.records == []

@@ -106,7 +106,7 @@ async def main():
             await handled.wait()
             while await host.scheduler.list_alarms():
                 await trio.sleep(0.01)
-    assert runs == ["1"], runs
+    print(*runs, flush=True)
 
 trio.run(main)
 """
@@ -251,7 +251,13 @@ def test_under_a_limit_of_file_size_nothing_half_is_stored(tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 def test_a_driver_goes_on_once_files_may_grow_again(tmp_path: Path) -> None:
     """A disk that is full for a while delays an alarm; it runs once, by itself (R51)."""
-    child(LIMITED_DRIVER, tmp_path / "alarms.db")
+    path = tmp_path / "alarms.db"
+    assert child(LIMITED_DRIVER, path) == "1"
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT id FROM trio_alarms_alarms").fetchall() == []
+        hosts = connection.execute("SELECT name, native_alarm FROM trio_alarms_hosts").fetchall()
+        assert hosts == [("default", None)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.fixture
