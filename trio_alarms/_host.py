@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ._arguments import describe, is_of_type
 from ._clock import AlarmClock
 from ._configuration import ScheduleConfiguration
 from ._errors import (
@@ -47,6 +48,13 @@ CustomDispatcher: TypeAlias = "Callable[[AlarmHost], Awaitable[object]]"
 _DEFAULT_CONFIGURATION: Final = ScheduleConfiguration()
 _DEFAULT_STORAGE: Final = StorageOptions()
 _DEFAULT_OPTIONS: Final = DispatchOptions()
+
+
+def _named(service: object) -> str:
+    """What was given for a service, by its key if it is one."""
+    if is_of_type(service, type) and issubclass(service, AlarmService):
+        return repr(service.__key__)
+    return describe(service)
 
 
 class HostStorage:
@@ -137,12 +145,13 @@ class AlarmHost:
         runtime = self._runtime
         runtime.writer.check_open("service")
         registration = runtime.settings.registration
-        if registration is None or service not in registration.services:
-            known = () if registration is None else registration.services
+        known = () if registration is None else registration.services
+        # By identity: what is no service compares and shows itself as it likes.
+        if not any(service is each for each in known):
             names = ", ".join(repr(each.__key__) for each in known) or "none"
             raise InvalidAlarmRegistrationError(
                 f"service must be one that is registered with the host {self.name!r} ({names}), not"
-                f" {getattr(service, '__key__', service)!r}; pass its handlers to open_host"
+                f" {_named(service)}; pass its handlers to open_host"
             )
         return ServiceScheduler(
             runtime.writer,

@@ -153,9 +153,6 @@ class Scenario:
         assert native == due
 
 
-# Minutes in all: each statement of each kind of delivery, with a recovery after each.
-pytestmark = pytest.mark.trust
-
 HOWS = [
     "returns",
     "acknowledges itself",

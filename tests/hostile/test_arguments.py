@@ -39,6 +39,7 @@ from trio_alarms import (
     AlarmHost,
     AlarmService,
     DispatchOptions,
+    InvalidAlarmRegistrationError,
     Retry,
     ScheduleConfiguration,
     StorageOptions,
@@ -567,6 +568,15 @@ async def _harness_call(harness: AlarmHarness, name: str, value: Any) -> None:
         await getattr(harness.host.storage, name)(value)
 
 
+async def test_every_hostile_object_as_a_service(mock_clock: object) -> None:
+    """None of them is registered, and the error shows nothing of it (C18)."""
+    async with open_test_host(alarms=NOTES) as harness:
+        for value in [*OBJECTS, *([one] for one in OBJECTS)]:
+            with pytest.raises(InvalidAlarmRegistrationError) as caught:
+                harness.host.service(value)
+            assert_shows_no_content(caught.value)
+
+
 HARNESS_CALLS = st.tuples(
     st.sampled_from(
         ["advance", "set_time", "native_alarm.set", "service", "reopen", "reopen alarms", "points"]
@@ -586,6 +596,7 @@ def test_any_argument_of_the_harness(calls: list[tuple[str, Any]]) -> None:
                 if await outcome(lambda n=name, v=value: _harness_call(harness, n, v)) is not None:
                     await harness.reopen(name="default", alarms=NOTES)
             await harness.host.scheduler.schedule_alarm("last", "a", after=0)
+            assert len(await harness.host.scheduler.list_alarms(alarm="last")) == 1
 
     trio.run(main, clock=trio.testing.MockClock())
 
