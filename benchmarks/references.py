@@ -116,5 +116,5 @@ async def batched(database: sqlite3.Connection, shares: Iterable[Iterable[Alarm]
 
 
 if __name__ == "__main__":
-    sql = (text for name, text in globals().items() if name.isupper())
+    sql = [text for name, text in globals().items() if name.isupper()]
     print(*sql, "BEGIN IMMEDIATE", "COMMIT", sep=";\n")
