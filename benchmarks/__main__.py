@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from . import dispatching, scheduling
+from . import dispatching, living, scale, scheduling, starting, waking
 from .disk import NoDiskError, read_mounts, require_disk
 from .figures import failed, lines_of
 from .machine import describe_machine
@@ -27,6 +27,13 @@ GROUPS: Final[Sequence[Group]] = (
     scheduling.CONCURRENT,
     scheduling.BLOCK,
     dispatching.DISPATCH,
+    waking.WAKE,
+    scale.SCALE,
+    living.IDLE,
+    living.MEMORY,
+    living.DEFER,
+    starting.RECOVERY,
+    starting.IMPORT,
 )
 
 _RESULTS: Final = Path(__file__).parent / "results"

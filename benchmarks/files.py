@@ -26,6 +26,9 @@ DAY_MS: Final = 86_400_000
 # Prime to the number of milliseconds in a day, so that deadlines are spread and do not repeat.
 _STRIDE_MS: Final = 7_919_993
 
+# So few in a transaction that the write-ahead log stays small.
+_CHUNK: Final = 20_000
+
 NOTES: Final = "CREATE TABLE notes (id TEXT PRIMARY KEY, note TEXT NOT NULL)"
 
 
@@ -72,17 +75,38 @@ def make_reference_file(path: Path) -> sqlite3.Connection:
 
 
 def fill(path: Path, alarms: Sequence[Alarm], *, lifecycle: str = "automatic") -> None:
-    """Put alarms into a closed file as if a host had armed them, and left."""
-    with closing(sqlite3.connect(path)) as database, database:
-        database.executemany(references.WRITE, _rows(alarms, lifecycle))
-        (earliest,) = database.execute("SELECT min(wake_at) FROM trio_alarms_alarms").fetchone()
+    """Put alarms into a closed file as if a host had armed them, and left.
+
+    All of it is on the disk on return: nothing is left to be written while something is measured.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.executescript("PRAGMA synchronous = off; PRAGMA cache_size = -400000")
+        for first in range(0, len(alarms), _CHUNK):
+            database.execute("BEGIN")
+            chunk = alarms[first : first + _CHUNK]
+            database.executemany(references.WRITE, _rows(chunk, lifecycle))
+            database.execute("COMMIT")
+        wakes = [
+            database.execute(references.EARLIEST, ("default", kind)).fetchone()[0]
+            for kind in ("automatic", "manual")
+        ]
+        earliest = min(wake for wake in wakes if wake is not None)
         database.execute(references.WRITE_NATIVE, ("default", 1, earliest))
+    _flush(path)
 
 
 def make_notes(path: Path) -> None:
     """Make a table of the application's in a closed file."""
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(NOTES)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _rows(alarms: Sequence[Alarm], lifecycle: str) -> Iterator[tuple[object, ...]]:

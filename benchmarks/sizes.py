@@ -19,6 +19,7 @@ class Sizes:
     retained: int
     few: int = 1_000
     scale_operations: int
+    interrupted: int = 10
     idle_seconds: float
     idle_alarms: int = 100_000
     overdue: int
@@ -33,7 +34,7 @@ FULL: Final = Sizes(
     dispatched=10_000,
     wakes=200,
     retained=1_000_000,
-    scale_operations=300,
+    scale_operations=1_000,
     idle_seconds=60.0,
     overdue=200_000,
     deferred_transactions=1_000,
