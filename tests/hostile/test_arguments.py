@@ -55,6 +55,9 @@ from trio_alarms import (
 )
 from trio_alarms.testing import AlarmHarness, explore_crashes, open_test_host
 
+# Values are long on purpose, and Hypothesis prints them only where one fails.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 
 @attrs.frozen
 class Note:
