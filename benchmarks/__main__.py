@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import attrs
 
 from . import dispatching, living, scale, scheduling, starting, waking
 from .disk import NoDiskError, read_mounts, require_disk
-from .figures import failed, lines_of
+from .figures import Line, failed, lines_of
 from .machine import describe_machine
 from .report import Run, dropped_text, machine_text, text_table, write_json
 from .rounds import Group, Measured, Rules, measure
@@ -41,7 +42,7 @@ _ROUNDS: Final = 5
 _QUICK_ROUNDS: Final = 3
 _LOAD_THRESHOLD: Final = 0.5
 # How many rounds may be tried for each one that is needed, before a group is given up.
-_TRIES: Final = 4
+_TRIES: Final = 3
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -107,7 +108,7 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> Run:
     work = folder / "work"
     sizes = QUICK if options.quick else FULL
     measured: list[Measured] = []
-    lines = []
+    lines: list[Line] = []
     for group in groups:
         rules = rules_of(options, group)
         each = measure(group, rules, sizes, work, lambda text: print(text, file=sys.stderr))
@@ -119,7 +120,24 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> Run:
         "load_threshold": rules_of(options, groups[0]).load_threshold,
         "sizes": attrs.asdict(sizes),
     }
-    return Run(describe_machine(file_system), settings, measured, lines)
+    rounds = {
+        each.group.name: {
+            "kept": [attrs.asdict(one) for one in each.kept],
+            "dropped": [attrs.asdict(one) for one in each.dropped],
+        }
+        for each in measured
+    }
+    return Run(describe_machine(file_system), settings, lines, rounds)
+
+
+def draw_if_possible(done: Run, folder: Path) -> None:
+    """Draw the plots where matplotlib is installed."""
+    if not importlib.util.find_spec("matplotlib"):
+        print("no plots are drawn: matplotlib is not installed", file=sys.stderr)
+        return
+    from .plots import draw  # noqa: PLC0415 - an optional requirement
+
+    draw(done, folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,8 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_USE
     print(machine_text(done.machine))
     print(text_table(done.lines))
-    print(dropped_text(done.lines, done.settings["load_threshold"]))
+    print(dropped_text(done))
     write_json(done, options.output / ("quick.json" if options.quick else "full.json"))
+    draw_if_possible(done, options.output)
     missed = failed(done.lines)
     if missed and not options.quick:
         print(f"{len(missed)} of {len(done.lines)} rows miss their bound", file=sys.stderr)

@@ -17,11 +17,17 @@ Verdict: TypeAlias = Literal["met", "missed", "not measured"]
 class Line:
     """One row of the table with its figures, one for each round that counts, and what they say.
 
-    `disk_us` is the median of the rounds' disk probes, `load` the highest of their loads.
+    `disk_us` is the median of the rounds' disk probes, `load` the highest of their loads, `dropped`
+    how many rounds were too loaded to count.
     """
 
     group: str
-    row: Row
+    measure: str
+    of: str | None
+    unit: str
+    at_least: bool
+    bound: float
+    wanted: float | None
     figures: Sequence[float]
     dropped: int
     disk_us: float
@@ -36,9 +42,9 @@ class Line:
     @property
     def wanted_met(self) -> bool | None:
         """Whether it is also what we want; `None` where nothing is said or measured."""
-        if self.row.wanted is None or not self.figures:
+        if self.wanted is None or not self.figures:
             return None
-        return reaches(self.median, self.row.wanted, at_least=self.row.at_least)
+        return reaches(self.median, self.wanted, at_least=self.at_least)
 
 
 def reaches(value: float, limit: float, *, at_least: bool) -> bool:
@@ -55,7 +61,12 @@ def lines_of(measured: Measured, rounds_needed: int) -> list[Line]:
         lines.append(
             Line(
                 group=measured.group.name,
-                row=row,
+                measure=row.measure,
+                of=row.of,
+                unit=row.unit,
+                at_least=row.at_least,
+                bound=row.bound,
+                wanted=row.wanted,
                 figures=figures,
                 dropped=len(measured.dropped),
                 disk_us=statistics.median(each.disk_us for each in rounds) if rounds else 0.0,

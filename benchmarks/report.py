@@ -10,42 +10,33 @@ from typing import Any, Final
 import attrs
 
 from .figures import Line
-from .rounds import Measured, Row
+
+VERDICTS: Final = {"met": "met", "missed": "MISSED", "not measured": "NOT MEASURED"}
+DASH: Final = "\N{EN DASH}"
 
 _HEADINGS: Final = ("measure", "of", "median", "spread", "bound", "wanted", "", "disk µs", "load")
 _LEFT_ALIGNED: Final = 2
-_NONE: Final = "\N{EN DASH}"
 
 
 @attrs.frozen
 class Run:
-    """Everything about one run."""
+    """Everything about one run; `rounds` holds, by group, what each contestant took in each."""
 
     machine: Mapping[str, str]
     settings: Mapping[str, Any]
-    measured: Sequence[Measured]
     lines: Sequence[Line]
+    rounds: Mapping[str, Any]
 
-
-def cells(line: Line) -> tuple[str, ...]:
-    """What the table says about a row."""
-    row = line.row
-    return (
-        row.measure,
-        row.of or _NONE,
-        amount(row, line.median) if line.figures else _NONE,
-        spread(line.figures) if line.figures else _NONE,
-        limit(row, row.bound),
-        "" if row.wanted is None else limit(row, row.wanted),
-        {"met": "met", "missed": "MISSED", "not measured": "NOT MEASURED"}[line.verdict],
-        f"{line.disk_us:.0f}",
-        f"{line.load:.2f}",
-    )
+    @property
+    def load_threshold(self) -> float | None:
+        """The load from which rounds were dropped."""
+        threshold: float | None = self.settings["load_threshold"]
+        return threshold
 
 
 def text_table(lines: Sequence[Line]) -> str:
     """The table for a terminal."""
-    rows = [_HEADINGS, *map(cells, lines)]
+    rows = [_HEADINGS, *map(_cells, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     padded = [
         [
@@ -59,69 +50,37 @@ def text_table(lines: Sequence[Line]) -> str:
     return "\n".join(text)
 
 
-def markdown_table(lines: Sequence[Line]) -> str:
-    """The table for the documentation."""
-    rows = [_HEADINGS, tuple("---" for _ in _HEADINGS), *map(cells, lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def machine_text(machine: Mapping[str, str]) -> str:
     """The machine on a line."""
     return "; ".join(f"{name}: {value}" for name, value in machine.items())
 
 
-def dropped_text(lines: Sequence[Line], load_threshold: float | None) -> str:
+def dropped_text(run: Run) -> str:
     """From which load rounds were dropped, and how many were."""
-    if load_threshold is None:
+    if run.load_threshold is None:
         return "No round was dropped for load."
-    dropped = {line.group: line.dropped for line in lines if line.dropped}
-    counts = ", ".join(f"{group} {count}" for group, count in dropped.items()) or "none"
+    dropped = {line.group: line.dropped for line in run.lines if line.dropped}
+    counts = ", ".join(f"{count} of {group}" for group, count in dropped.items()) or "none"
     return (
-        f"Rounds during which others kept more than {load_threshold:g} CPUs busy were dropped and"
-        f" run again: {counts}."
+        f"Rounds during which others kept more than {run.load_threshold:g} CPUs busy were dropped"
+        f" and run again: {counts}."
     )
 
 
 def write_json(run: Run, path: Path) -> None:
-    """Write all of it, every round with what each contestant took."""
-    path.write_text(json.dumps(as_json(run), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    """Write all of it."""
+    text = json.dumps(attrs.asdict(run), indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", "utf-8")
 
 
-def as_json(run: Run) -> dict[str, Any]:
-    """The run as JSON values."""
-    return {
-        "machine": dict(run.machine),
-        "settings": dict(run.settings),
-        "rows": [
-            {
-                "group": line.group,
-                "measure": line.row.measure,
-                "of": line.row.of,
-                "unit": line.row.unit,
-                "at_least": line.row.at_least,
-                "bound": line.row.bound,
-                "wanted": line.row.wanted,
-                "median": line.median if line.figures else None,
-                "figures": list(line.figures),
-                "disk_us": line.disk_us,
-                "load": line.load,
-                "dropped": line.dropped,
-                "verdict": line.verdict,
-            }
-            for line in run.lines
-        ],
-        "groups": {
-            each.group.name: {
-                "kept": [attrs.asdict(one) for one in each.kept],
-                "dropped": [attrs.asdict(one) for one in each.dropped],
-            }
-            for each in run.measured
-        },
-    }
+def read_json(path: Path) -> Run:
+    """Read what `write_json` wrote."""
+    stored = json.loads(path.read_text("utf-8"))
+    return Run(**{**stored, "lines": [Line(**line) for line in stored["lines"]]})
 
 
 def number(value: float) -> str:
-    """A figure with three digits that count."""
+    """A figure with the digits that count."""
     size = abs(value)
     if size >= 100:
         return f"{value:.0f}"
@@ -130,16 +89,34 @@ def number(value: float) -> str:
     return f"{value:.2f}" if size >= 1 or not size else f"{value:.3f}"
 
 
-def spread(figures: Sequence[float]) -> str:
-    """The least and the greatest of some figures."""
-    return f"{number(min(figures))}{_NONE}{number(max(figures))}"
+def median(line: Line) -> str:
+    """The median with its unit."""
+    return f"{number(line.median)} {line.unit}".rstrip() if line.figures else DASH
 
 
-def amount(row: Row, value: float) -> str:
-    """A figure with its unit."""
-    return f"{number(value)} {row.unit}".strip()
+def spread(line: Line) -> str:
+    """The least and the greatest of the rounds."""
+    if not line.figures:
+        return DASH
+    return f"{number(min(line.figures))}{DASH}{number(max(line.figures))}"
 
 
-def limit(row: Row, value: float) -> str:
+def limit(line: Line, value: float | None) -> str:
     """A bound as the table writes it."""
-    return f"{'≥' if row.at_least else '≤'} {value:g} {row.unit}".rstrip()
+    if value is None:
+        return ""
+    return f"{'≥' if line.at_least else '≤'} {value:g} {line.unit}".rstrip()
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.measure,
+        line.of or DASH,
+        median(line),
+        spread(line),
+        limit(line, line.bound),
+        limit(line, line.wanted),
+        VERDICTS[line.verdict],
+        f"{line.disk_us:.0f}",
+        f"{line.load:.2f}",
+    )
