@@ -271,6 +271,15 @@ def test_any_sequence_or_mapping_gives_parameters(connection: Connection) -> Non
     assert connection.query("SELECT :id", MappingProxyType({"id": 5})) == [(5,)]
 
 
+def test_an_error_of_a_long_statement_is_short(connection: Connection) -> None:
+    """SQLite quotes all of what it cannot read; our error shows its beginning (R10)."""
+    connection.begin()
+    with pytest.raises(StorageOperationError, match="near") as caught:
+        connection.execute("x" * 100_000, ())
+    assert len(str(caught.value)) < 400
+    connection.rollback()
+
+
 def test_executemany_is_all_rows_or_none(connection: Connection, path: str) -> None:
     """A failing run of `executemany` undoes the runs before it (R10)."""
     connection.begin()

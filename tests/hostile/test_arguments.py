@@ -676,6 +676,9 @@ def test_very_much_sql_and_parameters(calls: list[tuple[tuple[str, Any], Any]]) 
 
 
 def test_every_hostile_object_as_parameters() -> None:
-    """Each of them as all the parameters of a statement (R10)."""
+    """Each of them as all the parameters of a statement, and as one of its rows (R10)."""
     for name in ("query", "execute"):
         check_sql([((name, "SELECT ?"), value) for value in OBJECTS])
+    insert = ("executemany", "INSERT INTO items VALUES (?)")
+    check_sql([(insert, value) for value in OBJECTS])
+    check_sql([(insert, [value]) for value in OBJECTS])

@@ -26,6 +26,8 @@ _Opened = TypeVar("_Opened", sqlite3.Cursor, sqlite3.Blob)
 STATEMENT_ERRORS: Final = (sqlite3.Error, OverflowError, ValueError, TypeError)
 
 _CACHED_STATEMENTS: Final = 256
+# What an error of ours repeats of SQLite's at most (characters).
+_LONGEST_MESSAGE: Final = 300
 # A WAL that a long reader made grow is cut back to this once it is checkpointed (bytes).
 _WAL_SIZE_LIMIT: Final = 4 * 1024 * 1024
 
@@ -249,8 +251,15 @@ class Connection:
         """Run one statement of the application's for every row: all of them, or none."""
         sql = _plain(sql)
         self._refuse_control(sql, "executemany")
+        try:
+            each = iter(rows)
+        except Exception as error:
+            raise StorageOperationError(
+                f"executemany: rows must be an iterable of parameters, not {describe(rows)}",
+                operation="executemany",
+            ) from error
         with self.atomic(), self._translated("executemany"):
-            self.raw.executemany(sql, rows)
+            self.raw.executemany(sql, (_bindable(row, "executemany") for row in each))
 
     def query(self, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
         """Run one statement that only reads."""
@@ -352,8 +361,12 @@ class Connection:
         except STATEMENT_ERRORS as error:
             if self._refused is not None:
                 raise _refusal(self._refused, operation) from error
+            # SQLite quotes the statement where it is wrong, which may be all of a long one.
+            text = str(error)
+            if len(text) > _LONGEST_MESSAGE:
+                text = f"{text[:_LONGEST_MESSAGE]} …"
             raise StorageOperationError(
-                f"{operation}: {type(error).__name__}: {error}", operation=operation
+                f"{operation}: {type(error).__name__}: {text}", operation=operation
             ) from error
 
     @contextmanager
