@@ -19,7 +19,7 @@ nox.options.sessions = ["tests", "lint", "typing", "wheel", "docs"]
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
-TYPED_SOURCES = ["trio_alarms", "tests/typing", "tests/mutants", "examples"]
+TYPED_SOURCES = ["trio_alarms", "tests/typing", "tests/mutants", "examples", "benchmarks"]
 # What flake8-async checks on the package: ruff's ASYNC rules know none of these.
 CHECKPOINT_RULES = "ASYNC910,ASYNC911"
 NO_TESTS_COLLECTED = 5  # pytest's exit code
@@ -125,6 +125,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """What it costs beside the least that is durable, with bounds. `-- --quick` is short."""
+    session.install("-e.", *groups("bench"))
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, likely bugs, formatting, and that every async function is always a checkpoint."""
     session.install(*groups("lint"))
@@ -137,7 +144,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Types of the package, the typing tests and the examples; the wheel's public types."""
-    session.install(*groups("typing"))
+    session.install(*groups("typing", "bench"))
     wheel = build_wheel(session)
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.install(f"trio_alarms[testing,demo] @ {wheel.as_uri()}")

@@ -82,12 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="the JSON of one run or several")
     runs = [read_json(path) for path in parser.parse_args(arguments).runs]
-    PAGE.write_text(filled(PAGE.read_text("utf-8"), text_of(runs)), "utf-8")
+    text = text_of(runs)
     if importlib.util.find_spec("matplotlib"):
         from .plots import draw  # noqa: PLC0415 - an optional requirement
 
         PLOTS.mkdir(parents=True, exist_ok=True)
-        draw(runs[0], PLOTS)
+        folder = f"../{PLOTS.relative_to(PAGE.parents[1])}"
+        text += "".join(f"\n\n![]({folder}/{path.name})" for path in draw(runs[0], PLOTS))
+    PAGE.write_text(filled(PAGE.read_text("utf-8"), text), "utf-8")
     return 0
 
 

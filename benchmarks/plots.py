@@ -26,7 +26,7 @@ _MICROSECONDS: Final = 1e6
 
 def draw(run: Run, folder: Path) -> list[Path]:
     """Draw both plots into a folder, the same for the same figures."""
-    with mpl.rc_context({"svg.hashsalt": "trio_alarms", "font.size": 9}):
+    with mpl.rc_context({"svg.hashsalt": "trio_alarms", "svg.fonttype": "none", "font.size": 9}):
         return [_draw_bounds(run.lines, folder), _draw_speeds(run, folder)]
 
 
