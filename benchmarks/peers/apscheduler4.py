@@ -69,11 +69,11 @@ class Store:
         wanted = durability or order.durability
 
         def connected(connection: Any, _record: object) -> None:
-            if wanted == "default":
-                return
             cursor = connection.cursor()
-            cursor.execute("PRAGMA journal_mode=WAL")
-            cursor.execute(f"PRAGMA synchronous={wanted.upper()}")
+            if wanted == "full":
+                cursor.execute("PRAGMA journal_mode=WAL")
+            if wanted != "default":
+                cursor.execute(f"PRAGMA synchronous={wanted.upper()}")
             cursor.close()
 
         sqlalchemy.event.listen(self.engine.sync_engine, "connect", connected)

@@ -129,11 +129,14 @@ def read_pragmas(connection: sqlite3.Connection) -> Answer:
 
 
 def set_pragmas(connection: sqlite3.Connection, durability: str) -> None:
-    """Give a peer's connection our durability; its own default is left alone."""
-    if durability == "default":
-        return
-    connection.execute("PRAGMA journal_mode=WAL").fetchall()
-    connection.execute(f"PRAGMA synchronous={durability.upper()}")
+    """Give a peer's connection our durability; its own default is left alone.
+
+    `"off"` leaves the journal mode alone too, because a file keeps that.
+    """
+    if durability == "full":
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    if durability != "default":
+        connection.execute(f"PRAGMA synchronous={durability.upper()}")
 
 
 def clone(file: Path, count: int, tables: Tables) -> None:

@@ -183,15 +183,17 @@ def wake(kind: type[ThreadPeer], order: Order) -> Answer:
             time.sleep(max(0.0, instant - time.time()))
         peer.put(index, instant)
     RUNS.reached.wait(max(0.0, due[-1] - time.time()) + order.limit)
-    result = latencies(due)
-    pragmas = peer.pragmas()
+    result = {**latencies(due), "pragmas": peer.pragmas()}
     peer.stop()
-    return {**result, "pragmas": pragmas}
+    if not kind.delays:
+        result["note"] = "has no delay: the caller sleeps until a job is due, and then puts it"
+    return result
 
 
 def idle(kind: type[ThreadPeer], order: Order) -> Answer:
-    """What waiting costs while jobs for tomorrow lie in the store."""
-    retain(kind, order)
+    """What waiting costs while jobs for tomorrow lie in the store; a bare queue's is empty."""
+    if kind.delays:
+        retain(kind, order)
     peer = kind(order)
     peer.open()
     peer.start()
@@ -201,7 +203,8 @@ def idle(kind: type[ThreadPeer], order: Order) -> Answer:
     used = time.process_time() - before
     pragmas = peer.pragmas()
     peer.stop()
-    return {"cpu": used, "seconds": order.seconds, "pragmas": pragmas}
+    result = {"cpu": used, "seconds": order.seconds, "pragmas": pragmas}
+    return result if kind.delays else {**result, "note": "holds no future jobs: its queue is empty"}
 
 
 def interrupt(kind: type[ThreadPeer], order: Order) -> Answer:
