@@ -29,8 +29,8 @@ class Sizes:
 
 
 FULL: Final = Sizes(
-    operations=2_000,
-    concurrent_operations=10_000,
+    operations=5_000,
+    concurrent_operations=20_000,
     dispatched=10_000,
     wakes=200,
     retained=1_000_000,
