@@ -155,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(machine_text(done.machine))
     print(text_table(done.lines))
     print(dropped_text(done))
+    if options.quick:
+        less = ", ".join(f"{name} {size:g}" for name, size in done.settings["sizes"].items())
+        print(f"A quick run does less than its rows say: {less}.")
     write_json(done, options.output / ("quick.json" if options.quick else "full.json"))
     draw_if_possible(done, options.output)
     missed = failed(done.lines)

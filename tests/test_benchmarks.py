@@ -26,6 +26,7 @@ from benchmarks import (
     dispatching,
     figures,
     files,
+    load,
     page,
     references,
     report,
@@ -322,6 +323,21 @@ def test_a_machine_that_stays_loaded_is_given_up(tmp_path: Path, loads: list[flo
     loads += [0.9] * 4
     measured = measure(group_of({}, [ratio(0.5)]), Rules(2, 4, 0.5), TINY, tmp_path, lambda _: None)
     assert (len(measured.kept), len(measured.dropped)) == (0, 4)
+
+
+def test_load_is_what_others_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk is none, and what we compute ourselves is taken off."""
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(load, "_STAT", stat)
+    stat.write_text("cpu 100 100 100 100 100 100 100 100 0 0\ncpu0 0\n", "ascii")
+    meter = load.LoadMeter.begin()
+    assert meter.read() == 0
+    stat.write_text("cpu 100 100 100 9100 9100 100 100 100 0 0\ncpu0 0\n", "ascii")
+    assert meter.read() == 0
+    stat.write_text("cpu 1000100 100 100 9100 9100 100 100 100 0 0\ncpu0 0\n", "ascii")
+    assert meter.read() > 1
+    monkeypatch.setattr(load, "_our_seconds", lambda: meter.ours + 1e6)
+    assert meter.read() == 0
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
