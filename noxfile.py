@@ -132,6 +132,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def bench_peers(session: nox.Session) -> None:
+    """Beside what users would pick instead. An hour and more; `-- --quick` takes six minutes."""
+    session.install("-e.")
+    session.run("python", "-m", "benchmarks.peers", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, likely bugs, formatting, and that every async function is always a checkpoint."""
     session.install(*groups("lint"))

@@ -22,7 +22,7 @@ from .table import Results, behind, fill, markdown, text
 EXIT_BEHIND: Final = 1
 EXIT_BAD_USE: Final = 2
 
-_PAGE: Final = ROOT / "docs" / "explanation" / "performance-peers.md"
+PAGE: Final = ROOT / "docs" / "explanation" / "performance-peers.md"
 _BY_MODULE: Final = {peer.module: peer for peer in PEERS}
 
 
@@ -45,7 +45,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     add("--venvs", type=Path, default=ROOT / ".nox" / "peers", help="folder of the environments")
     add("--python", type=Path, help="the interpreter (default: a Python 3.13, else this one)")
     add("--results", type=Path, nargs="+", help="show these results instead of measuring")
-    add("--fill", action="store_true", help=f"write the tables into {_PAGE.relative_to(ROOT)}")
+    add("--fill", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
     return parser.parse_args(arguments)
 
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (options.output / f"{stem}.md").write_text(markdown(results) + "\n", "utf-8")
     print(text(results))
     if options.fill:
-        _PAGE.write_text(fill(_PAGE.read_text("utf-8"), markdown(results)), "utf-8")
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), markdown(results)), "utf-8")
     late = behind(results)
     for each in late:
         print(f"behind: {each}", file=sys.stderr)
