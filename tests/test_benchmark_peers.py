@@ -232,7 +232,7 @@ def test_contestants_take_turns(tmp_path: Path) -> None:
     here = Path("python")
     made = [Environment(peer, here, {}) for peer in (OURS, OTHER)]
     made.append(Environment(QUEUE, None, {}, "does not install"))
-    bench = measuring.Bench(made, FULL, 3, tmp_path, ("full", "default"), (), print)
+    bench = measuring.Bench(made, FULL, 3, tmp_path, ("full", "default"), (), print, print)
     orders = [
         [(each.peer.module, setting) for each, setting in bench.contestants(turn)]
         for turn in range(3)

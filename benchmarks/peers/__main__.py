@@ -70,21 +70,36 @@ def measure(options: argparse.Namespace) -> Results:
     file_system = require_disk(folder, read_mounts())
     work = folder / "peers-work"
     work.mkdir(exist_ok=True)
+    made = environments(options)
+    sizes = QUICK if options.quick else FULL
+    # Python, SQLite and the packages are those of the environments, not of this process.
+    about = describe_machine(file_system)
+    machine = {name: about[name] for name in ("CPU", "kernel", "file system")}
+
+    def save(samples: Sequence[Sample], rounds: int) -> None:
+        write(Results(machine, sizes, rounds, made, samples), options)
+
     bench = Bench(
-        environments=environments(options),
-        sizes=QUICK if options.quick else FULL,
+        environments=made,
+        sizes=sizes,
         rounds=options.rounds or (1 if options.quick else 5),
         work=work,
         settings=options.setting or SETTINGS,
         measures=options.measure,
         say=lambda line: print(line, file=sys.stderr),
+        save=save,
     )
     samples = bench.run()
     shutil.rmtree(work, ignore_errors=True)
-    # Python, SQLite and the packages are those of the environments, not of this process.
-    about = describe_machine(file_system)
-    machine = {name: about[name] for name in ("CPU", "kernel", "file system")}
-    return Results(machine, bench.sizes, bench.rounds, bench.environments, samples)
+    return Results(machine, sizes, bench.rounds, made, samples)
+
+
+def write(results: Results, options: argparse.Namespace) -> None:
+    """Write what is measured so far, for reading and for `--results`."""
+    stem = "-".join(["peers", *options.setting, *(["quick"] if options.quick else [])])
+    written = json.dumps(as_json(results), indent=1, ensure_ascii=False)
+    (options.output / f"{stem}.json").write_text(written + "\n", "utf-8")
+    (options.output / f"{stem}.md").write_text(markdown(results) + "\n", "utf-8")
 
 
 def as_json(results: Results) -> dict[str, Any]:
@@ -124,10 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except NoDiskError as error:
             print(error, file=sys.stderr)
             return EXIT_BAD_USE
-        stem = "-".join(["peers", *options.setting, *(["quick"] if options.quick else [])])
-        written = json.dumps(as_json(results), indent=1, ensure_ascii=False)
-        (options.output / f"{stem}.json").write_text(written + "\n", "utf-8")
-        (options.output / f"{stem}.md").write_text(markdown(results) + "\n", "utf-8")
     print(text(results))
     if options.fill:
         PAGE.write_text(fill(PAGE.read_text("utf-8"), markdown(results)), "utf-8")

@@ -53,7 +53,7 @@ class Order:
     pool: bool = False
     seconds: float = 0.0
     limit: float = 60.0
-    spacing: float = 0.037
+    spacing: float = 0.097
 
     @classmethod
     def parse(cls, text: str) -> Order:

@@ -60,6 +60,7 @@ class Bench:
         settings: Which settings to measure.
         measures: Names of trials to measure; all, if there are none.
         say: Where progress goes.
+        save: Is given all that is measured, after each round, and how many rounds that are.
     """
 
     environments: Sequence[Environment]
@@ -69,6 +70,7 @@ class Bench:
     settings: Sequence[Setting]
     measures: Sequence[str]
     say: Callable[[str], None]
+    save: Callable[[Sequence[Sample], int], None]
 
     def contestants(self, turn: int) -> list[tuple[Environment, Setting]]:
         """Who takes a measure, in an order that changes from round to round."""
@@ -93,6 +95,7 @@ class Bench:
                 samples += self._trial(turn, trial)
                 seconds = time.monotonic() - begun
                 self.say(f"round {turn + 1} of {self.rounds}: {trial.name}, {seconds:.0f} s")
+            self.save(samples, turn + 1)
         return samples
 
     def _trial(self, turn: int, trial: Trial) -> Iterator[Sample]:
