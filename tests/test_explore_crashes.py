@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 from contextlib import closing
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from trio_alarms import (
     Alarm,
     AlarmDue,
     AlarmRegistration,
     AlarmService,
+    DispatchOptions,
     InvalidScheduleConfigurationError,
+    StorageOperationError,
     import_effect_cf,
 )
 from trio_alarms.testing import (
@@ -158,6 +163,117 @@ async def test_our_own_dispatch_holds_at_every_checkpoint(
         **options,
     )
     assert sum(point.kind == "checkpoint" for point in report.points) >= 12
+
+
+@pytest.mark.parametrize("points", ["commits", "checkpoints"])
+async def test_operations_that_share_a_commit_are_durable_once_they_return(
+    mock_clock: object, points: Any
+) -> None:
+    """Whoever had a value finds it stored after the crash, and the host armed for it (R11, R52)."""
+    told: set[str] = set()
+    refused: list[str] = []
+
+    async def schedule(harness: AlarmHarness, id: str, after: int) -> None:
+        await harness.host.service(Bank).schedule_alarm(Bank.pay, id, after=after, payload=1)
+        told.add(id)
+
+    async def give_up(harness: AlarmHarness) -> None:
+        with trio.move_on_after(0):
+            await schedule(harness, "given up", 50)
+
+    async def refuse(harness: AlarmHarness) -> None:
+        with contextlib.suppress(StorageOperationError):
+            await harness.host.scheduler.schedule_alarm("refused", "x", after=40)
+            refused.append("stored")
+
+    async def in_a_block(harness: AlarmHarness, id: str) -> None:
+        async with harness.host.service(Bank).transaction() as tx:
+            await tx.execute("INSERT INTO notes VALUES (?)", (id,))
+            await tx.schedule_alarm(Bank.pay, id, after=70, payload=1)
+        told.add(id)
+
+    async def scenario(harness: AlarmHarness) -> None:
+        # A run that never reached its point has left what it was told.
+        told.clear()
+        async with harness.host.storage.transaction() as tx:
+            await tx.execute("CREATE TABLE notes (id)")
+            await tx.execute(
+                "CREATE TRIGGER refuse BEFORE INSERT ON trio_alarms_alarms"
+                " WHEN new.tag = 'refused' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(schedule, harness, f"first {number}", 100 - number)
+            nursery.start_soon(refuse, harness)
+            nursery.start_soon(give_up, harness)
+            nursery.start_soon(in_a_block, harness, "block")
+            await trio.testing.wait_all_tasks_blocked()
+            for number in range(4):
+                nursery.start_soon(schedule, harness, f"second {number}", 60 + number)
+
+    async def what_was_told_is_stored(harness: AlarmHarness) -> None:
+        alarms = await harness.host.scheduler.list_alarms()
+        ids = {record.ref.id for record in alarms}
+        assert told <= ids
+        told.clear()
+        assert "given up" not in ids
+        assert refused == []
+        earliest = alarms[0].status.wake_at if alarms else None
+        assert await harness.host.native_alarm.get() == earliest
+        if await table_exists(harness, "notes"):
+            notes = await harness.host.storage.query("SELECT id FROM notes")
+            assert notes == ([("block",)] if "block" in ids else [])
+
+    report = await explore_crashes(
+        scenario, invariant=what_was_told_is_stored, points=points, alarms=registration()
+    )
+    assert len(report.points) >= 10
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("acknowledges", [False, True])
+@pytest.mark.parametrize("points", ["commits", "checkpoints"])
+async def test_many_payments_hold_at_every_point_however_they_are_acknowledged(
+    mock_clock: object, points: Any, concurrency: int, *, acknowledges: bool
+) -> None:
+    """What was acknowledged, alone or with others or with the next row, runs never again (R52)."""
+    runs: dict[str, int] = {}
+    ids = [f"{number}" for number in range(5)]
+
+    async def pay(event: AlarmDue[int]) -> None:
+        runs[event.id] = runs.get(event.id, 0) + 1
+        async with event.host.storage.transaction() as tx:
+            await tx.execute("INSERT OR IGNORE INTO paid VALUES (?)", (event.id,))
+            if acknowledges:
+                await tx.acknowledge(event)
+
+    async def scenario(harness: AlarmHarness) -> None:
+        runs.clear()
+        async with harness.host.service(Bank).transaction() as tx:
+            await tx.execute("CREATE TABLE paid (id PRIMARY KEY)")
+            for id in ids:
+                await tx.schedule_alarm(Bank.pay, id, after=5, payload=1)
+        await harness.advance(6)
+
+    async def each_is_paid(harness: AlarmHarness) -> None:
+        await harness.advance(10)
+        if not await table_exists(harness, "paid"):
+            return
+        paid = await harness.host.storage.query("SELECT id FROM paid ORDER BY id")
+        assert [row[0] for row in paid] == ids
+        assert await harness.host.scheduler.list_alarms() == []
+        # Only what was running as the process was lost has run twice.
+        assert sorted(runs) == ids
+        assert sum(runs.values()) <= len(ids) + concurrency
+
+    options = DispatchOptions(concurrency=concurrency)
+    registered = Bank.handlers(
+        Bank.pay.handled_by(pay), Bank.sweep.handled_by(sweep_once), options=options
+    )
+    report = await explore_crashes(
+        scenario, invariant=each_is_paid, points=points, alarms=registered
+    )
+    assert len(report.points) >= 16
 
 
 async def test_a_manual_checkpoint_holds_at_every_commit(mock_clock: object) -> None:

@@ -361,5 +361,5 @@ def test_callbacks_of_what_was_undone_are_not_called(session: Session) -> None:
     session.after_commit(lambda: called.append("undone"))
     session.forget_since(mark)
     session.commit(None)
-    session.run_callbacks()
+    session.part.run_callbacks()
     assert called == ["kept"]

@@ -75,9 +75,9 @@ class SystemClock:
             deadline: Milliseconds since the Unix epoch.
         """
         await trio.lowlevel.checkpoint()
-        slice_ms = math.ceil(self.check_interval * 1000)
-        while (remaining_ms := deadline - self.now_ms()) > 0:  # noqa: ASYNC110 - a wall clock sets no event
-            await trio.sleep(min(remaining_ms, slice_ms) / 1000)
+        # Not in whole milliseconds, of which the one that has begun would be slept through twice.
+        while (remaining_ns := deadline * 1_000_000 - time.time_ns()) > 0:  # noqa: ASYNC110 - a wall clock sets no event
+            await trio.sleep(min(remaining_ns / 1_000_000_000, self.check_interval))
 
 
 def _epoch_us(clock: TrioClock) -> int:

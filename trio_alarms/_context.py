@@ -49,7 +49,7 @@ def find(kind: type[F], matches: Callable[[F], bool]) -> F | None:
     while frame is not None:
         if isinstance(frame, kind) and matches(frame):
             return frame
-        if any(issubclass(kind, hidden) for hidden in frame.hides):
+        if frame.hides and any(issubclass(kind, hidden) for hidden in frame.hides):
             return None
         frame = frame.outer
     return None

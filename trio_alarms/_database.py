@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, TypeVar
 
 import trio
 
@@ -58,12 +58,35 @@ class Gate:
             )
 
 
+class Place(Protocol):
+    """A place in the queue of writers."""
+
+    def grant(self) -> None:
+        """The turn is here; not a checkpoint."""
+        ...
+
+
+class _SinglePlace:
+    """The place of a task that will have the turn to itself."""
+
+    def __init__(self) -> None:
+        self.ready = trio.Event()
+
+    def grant(self) -> None:
+        self.ready.set()
+
+
 class WriterQueue:
     """Who writes next: first come, first served, over all hosts of the file (R14)."""
 
     def __init__(self) -> None:
         self._held = False
-        self._waiting: deque[trio.Event] = deque()
+        self._waiting: deque[Place] = deque()
+
+    @property
+    def last(self) -> Place | None:
+        """The last place, behind which nobody waits yet."""
+        return self._waiting[-1] if self._waiting else None
 
     def try_acquire(self) -> bool:
         """Take the turn if nobody has it or waits for it; not a checkpoint."""
@@ -76,23 +99,31 @@ class WriterQueue:
         """Wait for the turn. A cancelled caller leaves the queue without having had it."""
         if self.try_acquire():
             return  # noqa: ASYNC910 - a free turn is taken at once; the trip that follows is one
-        ready = trio.Event()
-        self._waiting.append(ready)
+        place = _SinglePlace()
+        self.enter(place)
         try:
-            await ready.wait()
+            await place.ready.wait()
         except BaseException:
             # The turn may have been handed over just before the cancellation was delivered.
-            if ready.is_set():
+            if place.ready.is_set():
                 self.release()
             else:
-                self._waiting.remove(ready)
+                self.leave(place)
             raise
+
+    def enter(self, place: Place) -> None:
+        """Wait at the end, where somebody has the turn; not a checkpoint."""
+        self._waiting.append(place)
+
+    def leave(self, place: Place) -> None:
+        """Give up a place whose turn has not come."""
+        self._waiting.remove(place)
 
     def release(self) -> None:
         """Hand the turn to the first in the queue."""
         # Invariant: while anybody waits, `_held` stays true; the turn goes from hand to hand.
         if self._waiting:
-            self._waiting.popleft().set()
+            self._waiting.popleft().grant()
         else:
             self._held = False
 
@@ -115,6 +146,8 @@ class Database:
         inline = options.executor == "inline" or (
             options.executor == "auto" and runs_on_mock_clock()
         )
+        # In seconds.
+        self.busy_timeout: float = options.busy_timeout_seconds
         self._busy_ms = 0 if inline else _THREAD_BUSY_MS
         self._executor: Executor = InlineExecutor() if inline else ThreadExecutor()
         self._read_executor: Executor = InlineExecutor() if inline else ThreadExecutor()
@@ -160,12 +193,19 @@ class Database:
             await self._read_executor.run(self._close_reader)
             await self._executor.run(self._close_writer)
 
-    async def run(self, function: Callable[[], T], gate: Gate, *, operation: str) -> T:
-        """Call `function` where the writer lives; SQLite's errors become ours."""
+    async def run(
+        self, function: Callable[[], T], gate: Gate, *, operation: str, application: bool = False
+    ) -> T:
+        """Call `function` where the writer lives; SQLite's errors become ours.
+
+        With `application` code of the application's runs in it.
+        """
         gate.check(operation)
         if self._seam is not None:
             self._seam.before_trip(operation)
-        return await self._executor.run(partial(_guarded, function, gate, operation))
+        executor = self._executor
+        run = executor.run_application if application else executor.run
+        return await run(partial(_guarded, function, gate, operation))
 
     async def read(self, function: Callable[[Connection], T], gate: Gate, *, operation: str) -> T:
         """Call `function` with the connection that sees the last committed state."""
@@ -184,7 +224,7 @@ class Database:
         `deadline` until then, but once in any case.
         """
         if deadline is None:
-            deadline = trio.current_time() + self.options.busy_timeout_seconds
+            deadline = trio.current_time() + self.busy_timeout
         while True:
             try:
                 return await attempt()

@@ -14,7 +14,7 @@ import trio
 
 from ._codec import decode_json
 from ._context import Frame, find
-from ._dispatch import MANUAL_CONCURRENCY, Dispatch
+from ._dispatch import MANUAL_CONCURRENCY, Chosen, Dispatch
 from ._dispatch_plan import DispatchState, FindRoute, Plan, Route, routes_of
 from ._errors import AlarmError, AlarmPassError, HostClosingError
 from ._events import current_event
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._host import AlarmHost
     from ._model import AlarmDue
     from ._passes import Passes
+    from ._store._session import Session
     from ._wakes import Wakes
 
 _DEFAULT_OPTIONS: Final = DispatchOptions()
@@ -108,23 +109,19 @@ class Dispatchers:
         """Every dispatcher concurrently, each with its tags, then the unknown-tag policy (R30)."""
         return await self._directly(
             "run",
-            partial(self._run_all, dispatchers, None),
+            lambda frame: self._prepare(dispatchers, None, frame).run(),
             manual_tags=frozenset(tag for one in dispatchers for tag in one.manual_tags),
         )
 
-    async def run_pass(
+    def prepare_pass(
         self,
         scope: EventScope[Any],
         dispatchers: Sequence[Dispatcher],
         hook: Callable[[], Awaitable[object]] | None,
-    ) -> None:
+    ) -> PassDispatch:
         """What a host's own pass dispatches: its registration's dispatchers and its hook."""
         frame = DispatchFrame(self, scope)
-        try:
-            with frame:
-                await self._run_all(dispatchers, hook, frame)
-        finally:
-            frame.over = True
+        return PassDispatch(frame, self._prepare(dispatchers, hook, frame))
 
     async def _directly(
         self,
@@ -186,6 +183,18 @@ class Dispatchers:
         view: TagView = ALL_TAGS,
         automatic: bool = True,
     ) -> DispatchResult:
+        dispatch = self._dispatch(find_route, options, frame, view=view, automatic=automatic)
+        return await dispatch.run()
+
+    def _dispatch(
+        self,
+        find_route: FindRoute,
+        options: DispatchOptions,
+        frame: DispatchFrame,
+        *,
+        view: TagView,
+        automatic: bool = True,
+    ) -> Dispatch:
         plan = Plan(
             host=self._host,
             scope=frame.scope,
@@ -196,48 +205,36 @@ class Dispatchers:
             configuration=self._resolve(),
             automatic=automatic,
         )
-        return await Dispatch(self._state, plan).run()
+        return Dispatch(self._state, plan)
 
-    async def _run_all(
+    def _prepare(
         self,
         dispatchers: Sequence[Dispatcher],
         hook: Callable[[], Awaitable[object]] | None,
         frame: DispatchFrame,
-    ) -> DispatchResult:
+    ) -> _Prepared:
         """Dispatchers side by side; the hook after those with automatic alarms (R30, R34)."""
-        gathered = _Gathered()
-        owned = frozenset(tag for dispatcher in dispatchers for tag in dispatcher.tags)
-        unowned = TagView(excluded=owned)
-
-        async def run_dispatchers(chosen: Sequence[Dispatcher]) -> None:
-            async with BodyNursery(unwrap=True) as nursery:
-                for dispatcher in chosen:
-                    run = partial(
-                        self._run_one,
-                        routes_of(dispatcher),
-                        dispatcher.options,
-                        frame,
-                        view=TagView(only=dispatcher.tags),
-                    )
-                    nursery.start_soon(gathered.add, run)
-
-        async def run_rest() -> None:
-            if hook is None:
-                await gathered.add(partial(self._run_unknown, frame, unowned))
-            else:
-                await self._run_hook(hook, frame, unowned, gathered)
-
-        before = [d for d in dispatchers if hook is not None and d.has_automatic]
-        beside = [d for d in dispatchers if d not in before]
-        async with (
-            self._wakes.deferring(self._state.writer, self._resolve()),
-            BodyNursery(unwrap=True) as nursery,
-        ):
-            nursery.start_soon(run_dispatchers, beside)
-            if before:
-                await run_dispatchers(before)
-            await run_rest()
-        return gathered.result()
+        prepared = _Prepared()
+        for dispatcher in dispatchers:
+            dispatch = self._dispatch(
+                routes_of(dispatcher),
+                dispatcher.options,
+                frame,
+                view=TagView(only=dispatcher.tags),
+            )
+            first = hook is not None and dispatcher.has_automatic
+            (prepared.before_hook if first else prepared.beside).append(dispatch)
+        unowned = TagView(
+            excluded=frozenset(tag for dispatcher in dispatchers for tag in dispatcher.tags)
+        )
+        if hook is None:
+            # Due rows of tags that nobody owns: they fail and back off, none is deleted (R30).
+            prepared.beside.append(
+                self._dispatch(lambda _: None, _DEFAULT_OPTIONS, frame, view=unowned)
+            )
+        else:
+            prepared.hook = partial(self._run_hook, hook, frame, unowned)
+        return prepared
 
     async def _run_hook(
         self,
@@ -264,15 +261,15 @@ class Dispatchers:
         # not without a handler: it stays due, and the next delivery brings it.
         unserved = unowned.narrowed(TagView(excluded=tracked.manual_tags))
         automatic = not tracked.dispatched
-        await gathered.add(partial(self._run_unknown, frame, unserved, automatic=automatic))
-
-    async def _run_unknown(
-        self, frame: DispatchFrame, view: TagView, *, automatic: bool = True
-    ) -> DispatchResult:
-        """Due rows of tags that nobody owns: they fail and back off, none is deleted (R30)."""
-        return await self._run_one(
-            lambda _: None, _DEFAULT_OPTIONS, frame, view=view, automatic=automatic
+        unknown = partial(
+            self._run_one,
+            lambda _: None,
+            _DEFAULT_OPTIONS,
+            frame,
+            view=unserved,
+            automatic=automatic,
         )
+        await gathered.add(unknown)
 
 
 @attrs.define(eq=False)
@@ -299,6 +296,66 @@ class _Gathered:
             failed=tuple(failure for result in self.results for failure in result.failed),
             parked=tuple(parked for result in self.results for parked in result.parked),
         )
+
+
+@attrs.define(eq=False)
+class _Prepared:
+    """The dispatches of a registration, not begun yet; a hook runs after those before it.
+
+    They run inside a `defer_wakes` scope, that of the pass or of the direct call.
+    """
+
+    beside: list[Dispatch] = attrs.Factory(list[Dispatch])
+    before_hook: list[Dispatch] = attrs.Factory(list[Dispatch])
+    hook: Callable[[_Gathered], Awaitable[None]] | None = None
+
+    @property
+    def dispatches(self) -> Sequence[Dispatch]:
+        return [*self.before_hook, *self.beside]
+
+    async def run(self) -> DispatchResult:
+        """Run all of them; what fails is raised together at the end."""
+        gathered = _Gathered()
+        async with BodyNursery(unwrap=True) as nursery:
+            for dispatch in self.beside:
+                nursery.start_soon(gathered.add, dispatch.run)
+            if self.before_hook:
+                async with BodyNursery(unwrap=True) as first:
+                    for dispatch in self.before_hook:
+                        first.start_soon(gathered.add, dispatch.run)
+            if self.hook is not None:
+                await self.hook(gathered)
+        return gathered.result()
+
+
+class PassDispatch:
+    """What a host's pass dispatches."""
+
+    def __init__(self, frame: DispatchFrame, prepared: _Prepared) -> None:
+        self._frame = frame
+        self._prepared = prepared
+
+    def choose(self, session: Session) -> Sequence[Chosen]:
+        """Look what is due, for all dispatchers."""
+        return [dispatch.choose(session) for dispatch in self._prepared.dispatches]
+
+    def landed(self, chosen: Sequence[Chosen]) -> None:
+        """What was chosen is durable."""
+        for dispatch, its_own in zip(self._prepared.dispatches, chosen, strict=True):
+            dispatch.landed(its_own)
+
+    async def run(self) -> None:
+        """Dispatch it, and run the hook."""
+        try:
+            with self._frame:
+                await self._prepared.run()
+        finally:
+            self._frame.over = True
+
+    def let_go(self) -> None:
+        """What was not begun is no longer in hand."""
+        for dispatch in self._prepared.dispatches:
+            dispatch.let_go()
 
 
 def _cut_short(operation: str, *, by_closing: bool) -> AlarmError:

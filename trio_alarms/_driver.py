@@ -11,6 +11,7 @@ from ._clock import SystemClock, TrioClock
 if TYPE_CHECKING:
     from ._clock import AlarmClock
     from ._episodes import Episodes
+    from ._store._native import NativeState
 
 _OTHER_CLOCK_SLICE_SECONDS: Final = 30.0
 
@@ -27,11 +28,11 @@ class Deliveries(Protocol):
         """Whether the host starts nothing any more."""
         ...
 
-    async def read_native_alarm(self) -> int | None:
-        """The native alarm that is stored."""
+    async def read_state(self) -> NativeState:
+        """The native alarm that is stored, and whether the scheduler owns it."""
         ...
 
-    async def deliver(self) -> None:
+    async def deliver(self, *, managed: bool) -> None:
         """Run a pass, or join the one that is under way."""
         ...
 
@@ -80,10 +81,11 @@ class Driver:
     async def _step(self) -> None:
         self._stale = False
         self._delivering = False
-        target = await self._deliveries.read_native_alarm()
+        state = await self._deliveries.read_state()
+        target = state.native_alarm
         if target is not None and target <= self._deliveries.clock.now_ms():
             self._delivering = True
-            await self._deliveries.deliver()
+            await self._deliveries.deliver(managed=state.managed)
             self._episodes.end()
         else:
             await self._sleep_until(target)

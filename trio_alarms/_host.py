@@ -54,7 +54,7 @@ def _named(service: object) -> str:
     """What was given for a service, by its key if it is one."""
     if is_of_type(service, type) and issubclass(service, AlarmService):
         return repr(service.__key__)
-    return describe(service)
+    return describe(service)  # pyright: ignore[reportUnknownArgumentType]  # anything at all
 
 
 class HostStorage:

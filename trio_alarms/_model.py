@@ -19,7 +19,7 @@ Lifecycle: TypeAlias = Literal["automatic", "manual"]
 NO_PROGRESS = -1
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class AlarmRef:
     """The identity of an alarm within its host."""
 

@@ -58,10 +58,11 @@ def status_of(row: AlarmRow) -> AlarmStatus:
 
 
 def _status_of(row: AlarmRow) -> AlarmStatus:
+    run_at = instant_from_ms(row.run_at)
     return AlarmStatus(
-        run_at=instant_from_ms(row.run_at),
+        run_at=run_at,
         retry_at=None if row.retry_at is None else instant_from_ms(row.retry_at),
-        wake_at=instant_from_ms(row.wake_at),
+        wake_at=run_at if row.wake_at == row.run_at else instant_from_ms(row.wake_at),
         attempts=row.attempts,
         parked=row.parked,
         lifecycle=row.lifecycle,
@@ -127,7 +128,7 @@ def acknowledging(
             revision=new_revision(),
         )
         if following is None:
-            session.remove(row.ref)
+            session.remove_row(row.ref, existing)
         else:
             session.put(existing, following)
         return True

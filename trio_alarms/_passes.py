@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ._configuration import ResolvedConfiguration
     from ._events import EventScope
+    from ._store._session import Session
     from ._wakes import ActivePass, Wakes
     from ._writer import HostWriter
 
@@ -90,6 +91,26 @@ class PassFrame(Frame):
         self.current = current
 
 
+class DueDispatch(Protocol):
+    """What a pass dispatches: chosen in one commit, then run."""
+
+    def choose(self, session: Session) -> Any:
+        """Look what is due."""
+        ...
+
+    def landed(self, chosen: Any) -> None:
+        """What was chosen is durable."""
+        ...
+
+    async def run(self) -> None:
+        """Dispatch it."""
+        ...
+
+    def let_go(self) -> None:
+        """What was not begun is no longer in hand."""
+        ...
+
+
 class PassHost(Protocol):
     """What a host's passes are made of."""
 
@@ -106,8 +127,8 @@ class PassHost(Protocol):
         """A fresh event scope."""
         ...
 
-    async def dispatch_due(self, scope: EventScope[Any]) -> None:
-        """Dispatch what is due."""
+    def prepare_dispatch(self, scope: EventScope[Any]) -> DueDispatch:
+        """What is to be dispatched in this event."""
         ...
 
     async def deliver_raw(self, scope: EventScope[Any]) -> None:
@@ -370,11 +391,16 @@ class Passes:
         except InvalidScheduleConfigurationError:
             this.not_configured = True
             raise
-        async with self._wakes.deferring(self._writer, configuration):
-            this.stage = Stage.DISPATCHING
-            this.began_dispatch = True
-            this.before_dispatch.cancel()
-            await self._host.dispatch_due(scope)
+        due = self._host.prepare_dispatch(scope)
+        try:
+            # One commit sets the guard and chooses what is due.
+            async with self._wakes.deferring(self._writer, configuration, due.choose, due.landed):
+                this.stage = Stage.DISPATCHING
+                this.began_dispatch = True
+                this.before_dispatch.cancel()
+                await due.run()
+        finally:
+            due.let_go()
 
     async def _warn_when_slow(self) -> None:
         await trio.sleep(SLOW_PASS_SECONDS)

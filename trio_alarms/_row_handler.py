@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 import trio
@@ -26,7 +26,22 @@ from ._time import instant_from_ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._store._session import Session
+
 _T = TypeVar("_T")
+
+
+class Following(Protocol):
+    """What comes along with the trip that settles a row: see `_lane.NextRow`."""
+
+    def read_after(self, operation: Callable[[Session], _T]) -> Callable[[Session], _T]:
+        """The operation, and then the next row is read."""
+        ...
+
+    def landed(self, _: object) -> None:
+        """The trip is back."""
+        ...
+
 
 _ACTIONS: Final = ("retry", "skip-and-advance-repeat")
 
@@ -73,15 +88,17 @@ class RowHandler:
         else:
             self._tally.handled.append(event)
 
-    async def handle_automatic(self, row: AlarmRow, route: Route | None) -> None:
+    async def handle_automatic(
+        self, row: AlarmRow, route: Route | None, following: Following
+    ) -> None:
         """Run an automatic row's handler, then acknowledge or charge it (R28)."""
         if route is None:
-            await self._fail_undecodable(row, route, _no_handler(row.ref.tag))
+            await self._fail_undecodable(row, route, _no_handler(row.ref.tag), following)
             return
         try:
             event = self._event(row, route)
         except StoredAlarmDecodeError as undecodable:
-            await self._fail_undecodable(row, route, undecodable)
+            await self._fail_undecodable(row, route, undecodable, following)
             return
         handling, outcome = Handling(self._writer, row, event), _Outcome()
 
@@ -94,23 +111,27 @@ class RowHandler:
         await self._in_handling(handling, run_and_ask)
         if outcome.failure is None:
             if not handling.acknowledged:
-                await self.acknowledge(row, event)
+                await self.acknowledge(row, event, following)
             else:
                 self._tally.handled.append(event)
         else:
             self._tally.failed.append(outcome.failure)
-            await self._settle_failure(handling, route, outcome.failure, outcome.answer)
+            await self._settle_failure(handling, route, outcome.failure, outcome.answer, following)
         self._tally.parked += handling.parked
 
     async def _fail_undecodable(
-        self, row: AlarmRow, route: Route | None, error: StoredAlarmDecodeError
+        self,
+        row: AlarmRow,
+        route: Route | None,
+        error: StoredAlarmDecodeError,
+        following: Following,
     ) -> None:
         """What cannot be decoded is asked about, and always charged: nothing is deleted (R28)."""
         failure = AlarmFailure(row.ref.tag, row.ref.id, error, None)
         handling = Handling(self._writer, row, None)
         answer = await self._in_handling(handling, lambda: self._ask(failure))
         self._tally.failed.append(failure)
-        await self._charge(handling, route, failure, answer.action)
+        await self._charge(handling, route, failure, answer.action, following)
         self._tally.parked += handling.parked
 
     async def _settle_failure(  # noqa: ASYNC910 - the trip for its row is the checkpoint
@@ -119,6 +140,7 @@ class RowHandler:
         route: Route,
         failure: AlarmFailure,
         answer: _Answer,
+        following: Following,
     ) -> None:
         """Skip or charge a failed handling, as its definition or `on_failure` decided."""
         action = answer.action
@@ -126,10 +148,10 @@ class RowHandler:
         if decided is None:
             decided = "retry" if action is None or isinstance(action, Retry) else action
         if not handling.acknowledged and decided == "retry":
-            await self._charge(handling, route, failure, action)
+            await self._charge(handling, route, failure, action, following)
             return
         if not handling.acknowledged:
-            await self.acknowledge(handling.row, None)
+            await self.acknowledge(handling.row, None, following)
         _log_failure(handling.row, failure, None, begins=handling.row.attempts == 0)
 
     async def _in_handling(self, handling: Handling, function: Callable[[], Awaitable[_T]]) -> _T:
@@ -139,7 +161,8 @@ class RowHandler:
                 return await function()
         finally:
             handling.active = False
-            await self._writer.take_back(handling)
+            if self._writer.database.transaction is not None:
+                await self._writer.take_back(handling)
 
     async def _call(self, route: Route, event: AlarmDue[Any]) -> Exception | None:
         """Run the handler, bounded by its timeout; what it raised, if that is a failure."""
@@ -147,9 +170,10 @@ class RowHandler:
         if timeout is None:
             timeout = self._plan.options.timeout_seconds
         try:
-            with trio.CancelScope() as scope:
-                if timeout is not None:
-                    scope.deadline = trio.current_time() + timeout
+            if timeout is None:
+                await _awaitable(route.handler(event), event.tag)
+                return None
+            with trio.move_on_after(timeout) as scope:
                 await _awaitable(route.handler(event), event.tag)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error  # noqa: ASYNC910 - the trip for its row is the checkpoint
@@ -170,15 +194,23 @@ class RowHandler:
         return _Answer(action)
 
     async def acknowledge(
-        self, row: AlarmRow, event: AlarmDue[Any] | None, *, completed_at: int | None = None
+        self,
+        row: AlarmRow,
+        event: AlarmDue[Any] | None,
+        following: Following,
+        *,
+        completed_at: int | None = None,
     ) -> None:
         """Acknowledge by revision, shielded; remembered where the storage fails (R28, R53)."""
         if completed_at is None:
             completed_at = self._writer.clock.now_ms()
         try:
             await self._writer.write_surely(
-                acknowledging(row, self._plan.configuration, completed_at=completed_at),
+                following.read_after(
+                    acknowledging(row, self._plan.configuration, completed_at=completed_at)
+                ),
                 name="acknowledge",
+                landed=following.landed,
             )
         except StorageOperationError as error:
             self._state.unacknowledged[row.ref] = Unacknowledged(row.revision, completed_at, event)
@@ -195,14 +227,18 @@ class RowHandler:
         route: Route | None,
         failure: AlarmFailure,
         action: FailureAction | None,
+        following: Following,
     ) -> None:
         """Record a failed attempt, shielded; not remembered where the storage fails (R53)."""
         row = handling.row
         try:
             failed = await self._writer.write_surely(
-                failing(row, self._plan.configuration, self._initial_delay(route, action)),
+                following.read_after(
+                    failing(row, self._plan.configuration, self._initial_delay(route, action))
+                ),
                 name="record failure",
                 handling=handling,
+                landed=following.landed,
             )
         except StorageOperationError as error:
             self._tally.stop(error)

@@ -76,7 +76,9 @@ def schedule(
     if source is None and given is not None and given <= progress:
         return None
     attempts = _attempts_after_schedule(request, existing, source, circumstances)
-    was_parked = any(row is not None and row.parked for row in (source, existing))
+    was_parked = (source is not None and source.parked) or (
+        existing is not None and existing.parked
+    )
     budget = circumstances.configuration.unchanged_attempt_budget
     parked = attempts > 0 and (attempts >= budget or was_parked)
     retry_at = None

@@ -11,7 +11,7 @@ from ._configuration import resolve_configuration
 from ._context import context_outside
 from ._database import Database, Gate, acquire_database, release_database
 from ._dispatch_plan import DispatchState
-from ._dispatchers import Dispatchers
+from ._dispatchers import Dispatchers, PassDispatch
 from ._driver import Driver
 from ._episodes import Episodes
 from ._errors import HostClosingError, StorageOperationError
@@ -20,7 +20,7 @@ from ._host_settings import HostSettings
 from ._native_alarm import NativeAlarm, RawDelivery, read_state
 from ._passes import Passes
 from ._store import _alarms, _native
-from ._store._native import Reconciliation
+from ._store._native import NativeState, Reconciliation
 from ._store._session import Session
 from ._wakes import Wakes
 from ._writer import HostWriter
@@ -92,11 +92,11 @@ class HostRuntime:
         """A fresh event scope (R40)."""
         return entered_event(self.writer, self.face, self.settings.event_scope)
 
-    async def dispatch_due(self, scope: EventScope[Any]) -> None:
+    def prepare_dispatch(self, scope: EventScope[Any]) -> PassDispatch:
         """What a managed host's pass does."""
         registration = self.settings.registration
         dispatchers = () if registration is None else registration.dispatchers
-        await self.dispatchers.run_pass(scope, dispatchers, self._hook())
+        return self.dispatchers.prepare_pass(scope, dispatchers, self._hook())
 
     async def deliver_raw(self, scope: EventScope[Any]) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         """What a delivery of a host that is not managed does (R35)."""
@@ -123,13 +123,12 @@ class HostRuntime:
         """Log a storage failure, once per episode."""
         self.episodes.log_storage(error)
 
-    async def read_native_alarm(self) -> int | None:
-        """The native alarm that is stored."""
-        return (await read_state(self.writer)).native_alarm
+    async def read_state(self) -> NativeState:
+        """The native alarm that is stored, and whether the scheduler owns it."""
+        return await read_state(self.writer)
 
-    async def deliver(self) -> None:
+    async def deliver(self, *, managed: bool) -> None:
         """Run a pass, or join the one that is under way."""
-        managed = (await read_state(self.writer)).managed
         if not managed and self.passes.current is None:
             await self._raw_delivery.begin()
         await self.passes.run(native=True, managed=managed)
@@ -150,11 +149,12 @@ class HostRuntime:
         self.writer.check_open("deliver_native_alarm")
         self.passes.refuse_waiting_for_oneself("deliver_native_alarm")
         try:
-            if not force:
-                native_alarm = await self.read_native_alarm()
-                if native_alarm is None or native_alarm > self.clock.now_ms():
-                    return False
-            await self.deliver()
+            state = await self.read_state()
+            native_alarm = state.native_alarm
+            due = native_alarm is not None and native_alarm <= self.clock.now_ms()
+            if not (due or force):
+                return False
+            await self.deliver(managed=state.managed)
         except Exception:
             if self.gate.lost:
                 return False  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do

@@ -120,8 +120,9 @@ def instant_to_us(value: object, *, parameter: str, error: type[AlarmError]) -> 
 
 def instant_from_ms(milliseconds: int) -> datetime:
     """Convert milliseconds since the Unix epoch to a datetime in UTC, saturated at both ends."""
-    within = max(MIN_INSTANT_MS, saturated(milliseconds))
-    return _EPOCH + timedelta(milliseconds=within)
+    within = max(MIN_INSTANT_MS, min(milliseconds, MAX_INSTANT_MS))
+    # By its own units, which timedelta need not convert.
+    return _EPOCH + timedelta(0, within // 1000, within % 1000 * 1000)
 
 
 def saturated(milliseconds: int) -> int:

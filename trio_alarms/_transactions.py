@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._handling import Handling
-    from ._store._session import Committed, Session
+    from ._store._session import Session
     from ._writer import HostWriter
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class OpenTransaction:
             except BaseException as error:  # noqa: BLE001 - handed over and raised in the loop
                 return _Outcome(error=error)
 
-        outcome = await self._trip(capture, name=name)
+        outcome = await self._trip(capture, name=name, application=True)
         if outcome.error is not None:
             raise outcome.error
         return outcome.value  # type: ignore[return-value]  # None only where T allows it
@@ -148,14 +148,14 @@ class OpenTransaction:
         self._ending = True
         with trio.CancelScope(shield=True):
             try:
-                committed = await self._commit_trip()
+                await self._commit_trip()
             except BaseException:
                 # Still open where the trip did not get as far as committing, as of a lost host.
                 await self._undo_all()
                 raise
             finally:
                 self._over()
-            await writer.after_commit(self.session, committed, self.handling)
+            await writer.after_commit(self.session, self.handling)
 
     async def roll_back(self) -> None:  # noqa: ASYNC910 - rolling back is the checkpoint, where there is anything to do
         """Undo all of it, shielded. A failure to do so is logged: the error that led here stands.
@@ -190,7 +190,7 @@ class OpenTransaction:
             self.broken = why
             self._broken_by = error
 
-    async def _commit_trip(self) -> Committed:
+    async def _commit_trip(self) -> None:
         writer = self.writer
         reconciliation = None
         if self.session.asks_reconciliation:
@@ -198,10 +198,9 @@ class OpenTransaction:
         committed = await writer.database.run(
             partial(self.session.commit, reconciliation), writer.gate, operation="commit"
         )
-        writer.note_commit(reconciliation, committed)
-        return committed
+        writer.note_commit(reconciliation, committed.change)
 
-    async def _trip(self, function: Callable[[], T], *, name: str) -> T:
+    async def _trip(self, function: Callable[[], T], *, name: str, application: bool = False) -> T:
         self.check_usable(name)
         if self._under_way:
             # The thread that would have to run it is the one that waits for it.
@@ -222,7 +221,9 @@ class OpenTransaction:
 
         self._under_way = True
         try:
-            return await self.writer.database.run(trip, self.writer.gate, operation=name)
+            return await self.writer.database.run(
+                trip, self.writer.gate, operation=name, application=application
+            )
         finally:
             self._under_way = False
             self._notice_rollback()

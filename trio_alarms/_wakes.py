@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -133,15 +133,22 @@ class Wakes:
 
     @asynccontextmanager
     async def deferring(
-        self, writer: HostWriter, configuration: ResolvedConfiguration
+        self,
+        writer: HostWriter,
+        configuration: ResolvedConfiguration,
+        operation: Callable[[Session], Any] = nothing,
+        landed: Callable[[Any], None] | None = None,
     ) -> AsyncIterator[None]:
-        """Hold the guard armed around the body, then reconcile; see `defer_wakes` (R17-R19)."""
+        """Hold the guard armed around the body, then reconcile; see `defer_wakes` (R17-R19).
+
+        `operation` runs in the commit that sets the guard, and `landed` gets its value.
+        """
         writer.check_may_write("defer_wakes")
         writer.refuse_inside_transaction("defer_wakes")
         self._enter_scope(writer.clock.now_ms(), configuration.in_flight_recovery_ms)
         frame = DeferFrame(self)
         try:
-            await writer.write(nothing, name="defer_wakes")
+            await writer.write(operation, name="defer_wakes", landed=landed)
             with frame:
                 yield
         except BaseException as error:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
 from ._context import find
 from ._errors import StorageOperationError
+from ._group_commit import GroupCommit, Member, commit_together
 from ._handling import Handling, Reporting, current_handling
 from ._reporting import Reporter, current_reporter, report_parked
-from ._store._session import Committed, Moment, Session
+from ._store._session import Moment, Part, Session
 from ._transactions import BlockFrame, OpenTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Sequence
 
     from ._clock import AlarmClock
     from ._database import Database, Gate
-    from ._model import AlarmParked, AlarmRef
+    from ._model import AlarmRef
     from ._store._connection import Connection
     from ._store._native import NativeChange, Reconciliation
 
@@ -57,6 +58,7 @@ class HostWriter:
         self.clock = clock
         self.reconciler = reconciler
         self.closed = False
+        self._group = GroupCommit(database, self._commit)
         self._reporter = reporter
         # The rows in hand and their revisions (R6). Changed only in the loop.
         self.in_hand: dict[AlarmRef, bytes] = {}
@@ -69,6 +71,9 @@ class HostWriter:
                 " use trio.from_thread",
                 operation=operation,
             )
+        self._check_not_closed(operation)
+
+    def _check_not_closed(self, operation: str) -> None:
         self.gate.check(operation)
         if self.closed:
             raise StorageOperationError(
@@ -78,7 +83,11 @@ class HostWriter:
     def check_may_write(self, operation: str) -> None:
         """Refuse also what a handling that is over has left behind (R15)."""
         self.check_open(operation)
-        handling = current_handling(self)
+        self._check_may_write(operation, current_handling(self))
+
+    def _check_may_write(self, operation: str, handling: Handling | None) -> None:
+        """As above, within this Trio run and for whoever is in that handling."""
+        self._check_not_closed(operation)
         if handling is not None and not handling.active:
             raise StorageOperationError(
                 f"{operation}: the handling that started this task is over; what it left behind"
@@ -92,12 +101,7 @@ class HostWriter:
 
     def current_transaction(self, operation: str) -> OpenTransaction | None:
         """The open transaction that the running task is inside of, if it may use it (R12)."""
-        frame = find(
-            BlockFrame,
-            lambda frame: (
-                frame.transaction.writer.database is self.database and frame.transaction.open
-            ),
-        )
+        frame = find(BlockFrame, self._is_open_here)
         if frame is None:
             return None
         transaction = frame.transaction
@@ -120,12 +124,14 @@ class HostWriter:
         frame = find(
             BlockFrame,
             lambda frame: (
-                frame.transaction.writer.database is self.database
-                and frame.transaction.open
+                self._is_open_here(frame)
                 and frame.transaction.owner is trio.lowlevel.current_task()
             ),
         )
         return None if frame is None else frame.transaction
+
+    def _is_open_here(self, frame: BlockFrame) -> bool:
+        return frame.transaction.writer.database is self.database and frame.transaction.open
 
     def refuse_inside_transaction(self, operation: str) -> None:
         """Refuse what cannot be done while a block of the same database is open (R17)."""
@@ -136,27 +142,38 @@ class HostWriter:
             )
 
     async def write(
-        self, operation: Callable[[Session], T], *, name: str, asks_reconciliation: bool = True
+        self,
+        operation: Callable[[Session], T],
+        *,
+        name: str,
+        landed: Callable[[T], None] | None = None,
+        asks_reconciliation: bool = True,
     ) -> T:
         """Run an operation on alarms: durable on return, or inside the task's block with it.
 
         A checkpoint. Cancelled before its commit has begun it leaves nothing behind, and not
-        after (R11).
+        after (R11). `landed` gets the value, once it is durable, before anybody else writes.
         """
-        self.check_may_write(name)
+        handling = current_handling(self)
+        self.check_open(name)
+        self._check_may_write(name, handling)
         transaction = self.current_transaction(name)
         if transaction is not None:
             return await transaction.run_on_alarms(
                 operation, name=name, asks_reconciliation=asks_reconciliation
             )
-        await self.database.queue.acquire()
-        return await self._commit_in_turn(
+        member = Member(
             operation,
-            name=name,
-            handling=current_handling(self),
-            check=True,
+            name,
+            partial(self._check_may_write, name, handling),
+            landed=landed,
             asks_reconciliation=asks_reconciliation,
+            # One that writes the native alarm itself must see what the commit before left there.
+            grouped=asks_reconciliation,
         )
+        value = await self._group.run(member)
+        await self._report(member.part, handling)
+        return value
 
     async def write_surely(
         self,
@@ -164,6 +181,7 @@ class HostWriter:
         *,
         name: str,
         handling: Handling | None = None,
+        landed: Callable[[T], None] | None = None,
         asks_reconciliation: bool = True,
     ) -> T:
         """Run an operation of ours that cancellation must not prevent; then it is raised.
@@ -172,38 +190,43 @@ class HostWriter:
         `Cancelled` the operation is stored; on `StorageOperationError` it is not, and whoever
         cancelled cancels the next checkpoint as well.
         """
-        commit = partial(
-            self._commit_in_turn,
-            operation,
-            name=name,
-            handling=handling,
-            asks_reconciliation=asks_reconciliation,
-        )
         transaction = self.current_transaction(name)
         if transaction is not None:
             return await transaction.run_surely(operation, name=name)
+        member = Member(
+            operation,
+            name,
+            partial(self.check_open, name),
+            landed=landed,
+            asks_reconciliation=asks_reconciliation,
+            sure=True,
+            grouped=asks_reconciliation,
+        )
         try:
-            await self.database.queue.acquire()
+            value = await self._group.run(member)
         except trio.Cancelled:
-            await self._within_bound(commit, name=name)
+            # Only while it waited for its turn.
+            await self._within_bound(member)
+            await self._report(member.part, handling)
             raise
-        with trio.CancelScope(shield=True):
-            return await commit()
-        raise AssertionError("a shielded scope without a deadline swallows nothing")
+        await self._report(member.part, handling)
+        return value
 
     async def write_within_bound(self, operation: Callable[[Session], T], *, name: str) -> T:
         """Run an operation of ours, shielded: turn and lock together get `busy_timeout`."""
         transaction = self.current_transaction(name)
         if transaction is not None:
             return await transaction.run_surely(operation, name=name)
-        return await self._within_bound(
-            partial(self._commit_in_turn, operation, name=name, handling=None), name=name
-        )
+        member = Member(operation, name, partial(self.check_open, name), sure=True)
+        value = await self._within_bound(member)
+        await self._report(member.part, None)
+        return value
 
-    async def _within_bound(self, commit: Callable[..., Awaitable[T]], *, name: str) -> T:
+    async def _within_bound(self, member: Member[T]) -> T:
         """Take the turn and commit, shielded and bounded by `busy_timeout` (R11, R19)."""
+        name = member.name
         self.gate.check(name)
-        deadline = trio.current_time() + self.database.options.busy_timeout_seconds
+        deadline = trio.current_time() + self.database.busy_timeout
         with trio.CancelScope(shield=True):
             with trio.move_on_at(deadline) as bound:
                 await self.database.queue.acquire()
@@ -211,7 +234,7 @@ class HostWriter:
                 raise StorageOperationError(
                     f"{name}: another task kept the turn to write for too long", operation=name
                 )
-            return await commit(deadline=deadline)
+            return await self._group.lead_alone(member, deadline)
         raise AssertionError("a shielded scope without a deadline swallows nothing")
 
     async def read(self, function: Callable[[Connection], T], *, name: str) -> T:
@@ -222,19 +245,23 @@ class HostWriter:
             return await transaction.run(lambda session: function(session.connection), name=name)
         return await self.database.read(function, self.gate, operation=name)
 
-    async def look(self, function: Callable[[Session], T], *, name: str) -> T:
+    async def look(
+        self, function: Callable[[Session], T], *, name: str, landed: Callable[[T], None]
+    ) -> T:
         """Look at rows on the writer, in turn, so that no write of this process comes between.
 
-        Returns in the turn's own step: what the caller notes before its next checkpoint is noted
-        before anybody writes.
+        `landed` gets the value before anybody else writes.
         """
-        await self.database.queue.acquire()
-        try:
-            session = self._session()
-            session.at(self.moment())
-            return await self.database.run(lambda: function(session), self.gate, operation=name)
-        finally:
-            self.database.queue.release()
+        return await self._group.run(
+            Member(
+                function,
+                name,
+                partial(self.gate.check, name),
+                landed=landed,
+                asks_reconciliation=False,
+                writing=False,
+            )
+        )
 
     async def open_transaction(self, *, asks_reconciliation: bool) -> OpenTransaction:
         """Wait for the turn and begin; cancellable until then."""
@@ -269,73 +296,47 @@ class HostWriter:
                 "the handling that opened this transaction is over; it was rolled back"
             )
 
-    async def after_commit(
-        self, session: Session, committed: Committed, handling: Handling | None
+    async def after_commit(self, session: Session, handling: Handling | None) -> None:
+        """Hand out what a block's commit brought: callbacks, and reports (R16)."""
+        session.part.run_callbacks()
+        await self._report(session.part, handling)
+
+    def note_commit(
+        self, reconciliation: Reconciliation | None, change: NativeChange | None
     ) -> None:
-        """Hand out what a commit brought: callbacks, and reports outside the handling (R16)."""
-        session.run_callbacks()
-        await self._report(committed.parked, handling)
-
-    def note_commit(self, reconciliation: Reconciliation | None, committed: Committed) -> None:
         """Bring the wake guard and the driver up to date; before anybody else gets the turn."""
-        if reconciliation is not None and committed.change is not None:
-            self.reconciler.committed(reconciliation, committed.change)
+        if reconciliation is not None and change is not None:
+            self.reconciler.committed(reconciliation, change)
 
-    async def _commit_in_turn(
-        self,
-        operation: Callable[[Session], T],
-        *,
-        name: str,
-        handling: Handling | None,
-        check: bool = False,
-        asks_reconciliation: bool = True,
-        deadline: float | None = None,
-    ) -> T:
-        """One transaction with one operation, in one trip; the turn is given back."""
+    async def _commit(self, members: Sequence[Member[Any]]) -> None:
+        """One transaction with the members' operations, in one trip.
 
-        async def attempt() -> tuple[Session, T, Committed]:
-            # At every try: the handling may end, and the host be left, while another process
-            # holds the lock.
-            if check:
-                self.check_may_write(name)
-            else:
-                self.check_open(name)
-            return await self._commit_once(operation, name, asks_reconciliation=asks_reconciliation)
-
-        try:
-            session, value, committed = await self.database.until_unlocked(attempt, deadline)
-        finally:
-            self.database.queue.release()
-        await self.after_commit(session, committed, handling)
-        return value
-
-    async def _commit_once(
-        self, operation: Callable[[Session], T], name: str, *, asks_reconciliation: bool
-    ) -> tuple[Session, T, Committed]:
+        Cancellation is noticed before the trip begins and not after.
+        """
         session = self._session()
-        session.asks_reconciliation = asks_reconciliation
         session.at(self.moment())
         reconciliation = None
-        if asks_reconciliation:
+        if any(member.asks_reconciliation for member in members):
             reconciliation = self.reconciler.reconciliation(session.now)
-
-        def trip() -> tuple[T, Committed]:
-            session.begin()
-            try:
-                value = operation(session)
-            except BaseException:
-                session.rollback()
-                raise
-            return value, session.commit(reconciliation)
-
-        value, committed = await self.database.run(trip, self.gate, operation=name)
-        self.note_commit(reconciliation, committed)
-        return session, value, committed
+        change = await self.database.run(
+            partial(commit_together, session, members, reconciliation),
+            self.gate,
+            operation=members[0].name,
+        )
+        self.note_commit(reconciliation, change)
+        for member in members:
+            if member.error is None:
+                if member.part is not None:
+                    member.part.run_callbacks()
+                if member.landed is not None:
+                    member.landed(member.value)
 
     def _session(self) -> Session:
         return Session(self.database.writer, self.name, self.database.probe)
 
-    async def _report(self, parked: tuple[AlarmParked, ...], handling: Handling | None) -> None:
+    async def _report(self, part: Part | None, handling: Handling | None) -> None:
+        """Tell of what newly parked, outside of the handling whose commit it was (R16)."""
+        parked = () if part is None else part.parked
         if not parked:
             return  # noqa: ASYNC910 - nothing to report is no checkpoint; the commit before was one
         if handling is not None:

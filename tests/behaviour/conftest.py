@@ -115,7 +115,7 @@ def native_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     Under a `MockClock` a driver that spins would hang the test instead of failing it.
     """
     times: list[float] = []
-    read = HostRuntime.read_native_alarm
+    read = HostRuntime.read_state
 
     async def noted(self: HostRuntime) -> int | None:
         times.append(trio.current_time())
@@ -123,7 +123,7 @@ def native_reads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             raise SpinningError
         return await read(self)
 
-    monkeypatch.setattr(HostRuntime, "read_native_alarm", noted)
+    monkeypatch.setattr(HostRuntime, "read_state", noted)
     return times
 
 

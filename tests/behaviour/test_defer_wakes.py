@@ -259,6 +259,21 @@ async def test_only_the_last_scope_commits_as_it_is_left(
     assert world.native_alarm() is None
 
 
+async def test_a_scope_inside_another_one_renews_a_guard_that_is_due(
+    mock_clock: object, open_world: OpenWorld
+) -> None:
+    """The guard stands in the future before each body, whatever scopes are open (R17, R18)."""
+    world = await open_world()
+    async with world.host.scheduler.defer_wakes():
+        assert world.native_alarm() == 1_000
+        await jump(world, 2)
+        assert world.native_alarm() == 1_000
+        async with world.host.scheduler.defer_wakes():
+            assert world.native_alarm() == 3_000
+        assert world.native_alarm() == 3_000
+    assert world.native_alarm() is None
+
+
 async def test_scopes_are_counted_per_host(mock_clock: object, open_world: OpenWorld) -> None:
     """A scope of one host does not hold the wakes of another in the same file (R17)."""
     world = await open_world()

@@ -29,6 +29,7 @@ from trio_alarms import (
     schedule_configuration,
 )
 from trio_alarms._runtime import HostRuntime
+from trio_alarms._store._native import NativeState
 
 from .services import Held, Recorder, failing, locked, serving
 
@@ -204,17 +205,17 @@ async def test_a_commit_between_its_read_and_its_sleep_is_not_missed(
 ) -> None:
     """What a worker thread has read may be old when the driver gets it (C06)."""
     handler = Times()
-    read = HostRuntime.read_native_alarm
+    read = HostRuntime.read_state
     holding, reached, go_on = False, trio.Event(), trio.Event()
 
-    async def held_back(self: HostRuntime) -> int | None:
-        native_alarm = await read(self)
+    async def held_back(self: HostRuntime) -> NativeState:
+        state = await read(self)
         if holding:
             reached.set()
             await go_on.wait()
-        return native_alarm
+        return state
 
-    monkeypatch.setattr(HostRuntime, "read_native_alarm", held_back)
+    monkeypatch.setattr(HostRuntime, "read_state", held_back)
     async with open_host(tmp_path / "alarms.db", alarms=serving({"ring": handler})) as host:
         holding = True
         await host.scheduler.schedule_alarm("ring", "1", after=3600)

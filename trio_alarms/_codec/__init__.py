@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from cattrs import BaseConverter
 
@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 
+_ATOMS: Final = frozenset({types.NoneType, bool, int, str})
+
+
 class PayloadCodec:
     """How the payloads of one alarm definition are stored.
 
@@ -43,7 +46,7 @@ class PayloadCodec:
             `DuplicateMemberError` where a union has two members of one name.
     """
 
-    __slots__ = ("_name", "_structure", "_tuples", "_type", "_unstructure", "_upgrade")
+    __slots__ = ("_atomic", "_name", "_structure", "_tuples", "_type", "_unstructure", "_upgrade")
 
     def __init__(
         self,
@@ -57,6 +60,8 @@ class PayloadCodec:
         self._upgrade = upgrade
         # A converter of the user's may unstructure to tuples; ours makes lists of what is one.
         self._tuples = converter is not None
+        # Its JSON is the value itself.
+        self._atomic = converter is None and isinstance(self._type, type) and self._type in _ATOMS
         if converter is None or payload_type is None:
             converter = strict_converter()
         try:
@@ -98,6 +103,8 @@ class PayloadCodec:
         return text
 
     def _comes_back(self, value: Any, text: str, stored: JSON) -> bool:
+        if self._atomic and type(value) is self._type:
+            return True  # `to_text` has read it back and compared it
         restored = self._structure(stored, self._type)
         # Compared by text, as there are classes without equality, and aware datetimes in a repeated
         # hour equal none of another zone. A user's converter may write equal sets differently.

@@ -86,30 +86,37 @@ def _primary_code(error: BaseException | None) -> int | None:
 
 
 class _RawConnection(sqlite3.Connection):
-    """Knows what a function of the application's opens on it, so that none of it outlives the call.
+    """A connection that is closed with its host, and whose opened cursors can be found.
 
     An unfinished `SELECT` keeps its snapshot, after which nothing can be written once another
     process has committed; an unfinished `INSERT … RETURNING` keeps every commit from happening.
     """
 
-    # What was opened since `opened_are_closed` began; `None` outside of it.
-    _opened: weakref.WeakSet[sqlite3.Cursor | sqlite3.Blob] | None = None
-
     @contextmanager
     def opened_are_closed(self) -> Iterator[None]:
-        """Close, on leaving, every cursor and blob that the body has opened."""
-        opened = self._opened = weakref.WeakSet()
+        """Close, on leaving, every cursor and blob that the body has opened.
+
+        It is of another class inside: noting each cursor costs a quarter of a statement, which
+        only a function of the application's is to pay.
+        """
+        kind = type(self)
+        self.__class__ = _noting(kind)  # pyright: ignore[reportAttributeAccessIssue]  # same layout
+        opened = self._opened = weakref.WeakSet[sqlite3.Cursor | sqlite3.Blob]()
         try:
             yield
         finally:
-            self._opened = None
+            self.__class__ = kind
             for each in list(opened):
                 each.close()
 
+
+class _Noting(sqlite3.Connection):
+    """Notes what is opened; for the time of `_RawConnection.opened_are_closed`."""
+
+    _opened: weakref.WeakSet[sqlite3.Cursor | sqlite3.Blob]
+
     def close(self) -> None:
-        if self._opened is not None:
-            raise sqlite3.ProgrammingError("the connection is closed with its host, not before")
-        super().close()
+        raise sqlite3.ProgrammingError("the connection is closed with its host, not before")
 
     def cursor(self, *arguments: Any, **keywords: Any) -> Any:
         return self._noted(super().cursor(*arguments, **keywords))
@@ -127,9 +134,13 @@ class _RawConnection(sqlite3.Connection):
         return self._noted(super().blobopen(*arguments, **keywords))
 
     def _noted(self, opened: _Opened) -> _Opened:
-        if self._opened is not None:
-            self._opened.add(opened)
+        self._opened.add(opened)
         return opened
+
+
+def _noting(kind: type[_RawConnection]) -> type[_RawConnection]:
+    """The same kind of connection, of the same layout, with its openings noted."""
+    return type(f"_Noting{kind.__name__}", (_Noting, kind), {})
 
 
 class Connection:

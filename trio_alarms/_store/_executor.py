@@ -13,6 +13,8 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import outcome
+
 T = TypeVar("T")
 
 
@@ -26,6 +28,10 @@ class Executor(Protocol):
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run the function; once it has started, its outcome is the outcome."""
+        ...
+
+    async def run_application(self, function: Callable[[], T]) -> T:
+        """Run a function of the application's, in which `trio.from_thread` works in a thread."""
         ...
 
 
@@ -43,18 +49,63 @@ class InlineExecutor:
         await trio.lowlevel.checkpoint()
         return function()
 
+    async def run_application(self, function: Callable[[], T]) -> T:
+        """Run the function here."""
+        return await self.run(function)
+
 
 class ThreadExecutor:
     """Runs in one worker thread at a time, so that a slow disk never stalls the event loop."""
 
     def __init__(self) -> None:
-        self._limiter = trio.CapacityLimiter(1)
+        self._lock = trio.Lock()
 
     @property
     def busy(self) -> bool:
         """Whether the worker thread has anything to do."""
-        return self._limiter.borrowed_tokens > 0
+        return self._lock.locked()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run the function in a worker thread."""
-        return await trio.to_thread.run_sync(function, limiter=self._limiter)
+        """Run the function in a worker thread.
+
+        By way of `start_thread_soon`, which crosses to the thread and back in half the time of
+        `to_thread.run_sync` (70 against 130 µs); that also serves `from_thread` and contexts.
+        """
+        await self._acquire()
+        try:
+            return await _in_thread(function)
+        finally:
+            self._lock.release()
+
+    async def run_application(self, function: Callable[[], T]) -> T:
+        """Run a function of the application's in a worker thread."""
+        await self._acquire()
+        try:
+            # Past the limiter of the threads that may be waiting for this.
+            return await trio.to_thread.run_sync(function, limiter=trio.CapacityLimiter(1))
+        finally:
+            self._lock.release()
+
+    async def _acquire(self) -> None:  # noqa: ASYNC910 - crossing to the thread is the checkpoint
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Run in a worker thread, whatever is cancelled meanwhile."""
+    task = trio.lowlevel.current_task()
+    token = trio.lowlevel.current_trio_token()
+
+    def deliver(result: outcome.Outcome[T]) -> None:
+        try:
+            token.run_sync_soon(trio.lowlevel.reschedule, task, result)
+        except trio.RunFinishedError:
+            # The run has crashed, and nobody waits any more.
+            pass
+
+    trio.lowlevel.start_thread_soon(function, deliver, "trio_alarms storage")
+    value: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+    return value

@@ -7,7 +7,7 @@ trip per statement. What an operation depends on in memory comes along with the 
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 
@@ -19,6 +19,8 @@ from ._connection import Connection, open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
 
 # After these SQLite itself does not say whether the commit took place (R11).
 _IN_DOUBT: Final = frozenset(
@@ -43,6 +45,24 @@ class Moment:
     in_hand: Mapping[AlarmRef, bytes]
 
 
+@attrs.define(eq=False)
+class Part:
+    """What one operation brings about, of several that share a transaction; or a whole block.
+
+    `parked` is what it newly parked, once the transaction has committed.
+    """
+
+    callbacks: list[Callable[[], None]] = attrs.Factory(list["Callable[[], None]"])
+    # Those that were not parked before this transaction and have been in this part, in order.
+    parking: dict[AlarmRef, None] = attrs.Factory(dict[AlarmRef, None])
+    parked: tuple[AlarmParked, ...] = ()
+
+    def run_callbacks(self) -> None:
+        """Call what waited for the commit."""
+        for callback in self.callbacks:
+            callback()
+
+
 @attrs.frozen
 class Committed:
     """What a commit left: the native alarm's change, if it reconciled, and what newly parked."""
@@ -63,6 +83,9 @@ class _Before:
 class _Mark:
     callbacks: int
     asks_reconciliation: bool
+
+
+_ABSENT: Final = _Before()
 
 
 class CommitProbe:
@@ -104,13 +127,17 @@ class Session:
         self.in_hand: Mapping[AlarmRef, bytes] = {}
         self.asks_reconciliation: bool = False
         self._probe = probe
-        self._callbacks: list[Callable[[], None]] = []
+        self.part: Part = Part()
+        # The parts that will be committed; the last one may still be empty.
+        self._parts: list[Part] = [self.part]
         self._changes_before = 0
         # Invariant: nothing is ever forgotten here. What a savepoint undoes is found to be as it
         # was before when the rows are read again at the commit.
         self._before: dict[AlarmRef, _Before] = {}
-        # Those of them that were not parked before and have been since, in order.
-        self._parked: dict[AlarmRef, None] = {}
+        # The revision that was last written of each (`None`: deleted), which saves reading it
+        # again unless something was `_undone`.
+        self._after: dict[AlarmRef, bytes | None] = {}
+        self._undone = False
 
     def begin(self) -> None:
         """Begin; raises SQLite's busy error while another process writes."""
@@ -130,31 +157,56 @@ class Session:
         """Write the row over the existing one."""
         self._touch(row.ref, existing)
         _alarms.write(self.connection.raw, self.host, row)
+        self._after[row.ref] = row.revision
         if row.parked and not self._before[row.ref].parked:
-            self._parked[row.ref] = None
+            self.part.parking[row.ref] = None
 
     def remove(self, ref: AlarmRef) -> bool:
-        """Delete the row; whether there was one."""
-        if ref not in self._before:
-            self._touch(ref, self.read(ref))
+        """Delete the row, whatever it is; whether there was one."""
+        return self.remove_row(ref, None if ref in self._before else self.read(ref))
+
+    def remove_row(self, ref: AlarmRef, existing: AlarmRow | None) -> bool:
+        """Delete the existing row; whether there was one."""
+        self._touch(ref, existing)
+        self._after[ref] = None
         return _alarms.delete(self.connection.raw, self.host, ref)
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the loop once this transaction has committed."""
-        self._callbacks.append(callback)
+        self.part.callbacks.append(callback)
 
-    def run_callbacks(self) -> None:
-        """Call what waited for the commit."""
-        for callback in self._callbacks:
-            callback()
+    def run_part(self, operation: Callable[[Session], T]) -> tuple[Part | None, T]:
+        """Run one of several operations of this transaction, so that it fails for itself alone.
+
+        Returns its part, if there is anything in it, and its value.
+        """
+        part = self.part
+        if part.callbacks or part.parking:
+            part = self.part = Part()
+            self._parts.append(part)
+        asks_reconciliation = self.asks_reconciliation
+        connection = self.connection
+        connection.savepoint()
+        try:
+            value = operation(self)
+            connection.release()
+        except BaseException:
+            part.callbacks.clear()
+            part.parking.clear()
+            self.asks_reconciliation = asks_reconciliation
+            self._undone = True
+            connection.undo()
+            raise
+        return (part if part.callbacks or part.parking else None), value
 
     def mark(self) -> _Mark:
         """Remember what was noted so far, for `forget_since`."""
-        return _Mark(len(self._callbacks), self.asks_reconciliation)
+        return _Mark(len(self.part.callbacks), self.asks_reconciliation)
 
     def forget_since(self, mark: _Mark) -> None:
         """Forget what was noted since, as the rows themselves were undone."""
-        del self._callbacks[mark.callbacks :]
+        self._undone = True
+        del self.part.callbacks[mark.callbacks :]
         self.asks_reconciliation = mark.asks_reconciliation
 
     def commit(self, reconciliation: _native.Reconciliation | None) -> Committed:
@@ -179,17 +231,22 @@ class Session:
     def _touch(self, ref: AlarmRef, existing: AlarmRow | None) -> None:
         if ref not in self._before:
             self._before[ref] = (
-                _Before() if existing is None else _Before(existing.revision, existing.parked)
+                _ABSENT if existing is None else _Before(existing.revision, existing.parked)
             )
 
     def _newly_parked(self) -> tuple[AlarmParked, ...]:
         """Those that this transaction parked and that are still parked, each once (R16)."""
-        rows = [self.read(ref) for ref in self._parked]
-        return tuple(
-            AlarmParked(attempts=row.attempts, retry_at=instant_from_ms(row.wake_at))
-            for row in rows
-            if row is not None and row.parked
-        )
+        parts = [part for part in self._parts if part.parking]
+        told: set[AlarmRef] = set()
+        for part in parts:
+            rows = [self.read(ref) for ref in part.parking if ref not in told]
+            told |= part.parking.keys()
+            part.parked = tuple(
+                AlarmParked(attempts=row.attempts, retry_at=instant_from_ms(row.wake_at))
+                for row in rows
+                if row is not None and row.parked
+            )
+        return tuple(parked for part in parts for parked in part.parked)
 
     def _witness(self) -> tuple[AlarmRef, bytes | None] | None:
         """An alarm whose revision is the one given (`None`: it is gone) once this is durable.
@@ -197,11 +254,16 @@ class Session:
         One that really changes: an alarm that was scheduled and cancelled again proves nothing.
         """
         for ref, before in reversed(self._before.items()):
-            row = self.read(ref)
-            revision = None if row is None else row.revision
+            revision = self._revision_after(ref)
             if revision != before.revision:
                 return ref, revision
         return None
+
+    def _revision_after(self, ref: AlarmRef) -> bytes | None:
+        if not self._undone:
+            return self._after[ref]
+        row = self.read(ref)
+        return None if row is None else row.revision
 
     def _probe_before_commit(self) -> int | None:
         """What to compare a doubtful commit with, where no alarm can tell."""

@@ -197,17 +197,18 @@ class _Exploration:
         return seam.passed
 
     async def _run_scenario(self, seam: _CrashSeam, database: Path) -> None:  # noqa: ASYNC910 - opening a host is one
-        with trio.CancelScope() as scope:
-            try:
+        try:
+            with trio.CancelScope() as scope:
                 async with open_test_host(
                     database, epoch=self._start(), **self._options
                 ) as harness:
                     seam.on_loss = lambda: _lose(harness, scope)
                     await self._scenario(harness)
-            except Exception:
-                # What a scenario raises as its process is lost is no failure of its own.
-                if seam.lost_at is None:
-                    raise
+        except Exception:
+            # What a scenario raises as its process is lost is no failure of its own. Outside of
+            # the scope, which takes its cancellation out of what tasks side by side raise.
+            if seam.lost_at is None:
+                raise
 
     def _start(self) -> datetime:
         """The epoch with which this run starts at the same time as the first one did."""
