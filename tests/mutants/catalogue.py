@@ -140,6 +140,30 @@ MUTANTS: Final = (
     ),
     Mutant(
         rule="R10",
+        breaks="of those whose commit failed only the leader is told",
+        file="_group_commit.py",
+        old="member.finish(own if member.error is None else None)",
+        new="member.finish(own if member is self.members[0] else None)",
+        test=("behaviour/test_group_commit.py::test_a_commit_that_fails_fails_its_batch_alone"),
+    ),
+    Mutant(
+        rule="R10",
+        breaks="those whose commit failed share one error",
+        file="_group_commit.py",
+        old="shared = len(self.members) > 1 or not isinstance(error, Exception)",
+        new="shared = not isinstance(error, Exception)",
+        test=("behaviour/test_group_commit.py::test_a_commit_that_fails_fails_its_batch_alone"),
+    ),
+    Mutant(
+        rule="R10",
+        breaks="what follows in the batch runs on after SQLite has rolled back by itself",
+        file="_group_commit.py",
+        old="        if not session.connection.in_transaction:\n",
+        new="        if False:\n",
+        test=("behaviour/test_group_commit.py::test_sqlite_rolls_back_by_itself_in_the_middle"),
+    ),
+    Mutant(
+        rule="R10",
         breaks="a function of run_sync can commit",
         file="_store/_connection.py",
         old="        if action == sqlite3.SQLITE_TRANSACTION:\n",
@@ -190,6 +214,34 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        rule="R11",
+        breaks="who was cancelled during the commit is told so, though it is stored",
+        file="_group_commit.py",
+        old="if batch is None or self.taken or (self.sure and batch.has_turn):",
+        new="if batch is None or (self.sure and batch.has_turn):",
+        test=(
+            "behaviour/test_group_commit.py"
+            "::test_cancelled_during_the_commit_all_have_their_results"
+        ),
+    ),
+    Mutant(
+        rule="R11",
+        breaks="those whose leader is cancelled are told that they are stored",
+        file="_group_commit.py",
+        old=(
+            "            if batch.members:\n"
+            "                batch.grant()\n"
+            "            else:\n"
+            "                self._close(batch)\n"
+            "            raise\n"
+        ),
+        new=("            batch.finish()\n            self._close(batch)\n            raise\n"),
+        test=(
+            "behaviour/test_group_commit.py"
+            "::test_cancelled_while_another_process_has_the_lock_one_leaves_and_others_go_on"
+        ),
+    ),
+    Mutant(
         rule="R12",
         breaks="any task may use a block",
         file="_transactions.py",
@@ -222,12 +274,41 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        rule="R13",
+        breaks="one of several operations that fails is not undone",
+        file="_store/_session.py",
+        old=("            self._undone = True\n            connection.undo()\n            raise\n"),
+        new=(
+            "            self._undone = True\n            connection.release()\n            raise\n"
+        ),
+        test=("behaviour/test_group_commit.py::test_one_that_is_refused_undoes_itself_alone"),
+    ),
+    Mutant(
         rule="R14",
         breaks="last come, first served",
         file="_database.py",
-        old="self._waiting.popleft().set()",
-        new="self._waiting.pop().set()",
+        old="self._waiting.popleft().grant()",
+        new="self._waiting.pop().grant()",
         test="test_database.py::test_turns_are_taken_in_the_order_of_asking",
+    ),
+    Mutant(
+        rule="R14",
+        breaks="operations overtake a block that has queued",
+        file="_group_commit.py",
+        old="if batch is None or self._queue.last not in {None, batch}:",
+        new="if batch is None:",
+        test=(
+            "behaviour/test_group_commit.py"
+            "::test_operations_neither_overtake_a_block_nor_are_overtaken"
+        ),
+    ),
+    Mutant(
+        rule="R14",
+        breaks="operations that queue together do not share a commit",
+        file="_group_commit.py",
+        old="if batch is None or self._queue.last not in {None, batch}:",
+        new="if batch is None or batch.members:",
+        test=("behaviour/test_group_commit.py::test_what_queues_during_a_commit_shares_the_next"),
     ),
     Mutant(
         rule="R15",
@@ -289,6 +370,32 @@ MUTANTS: Final = (
         old="yield last and self._active is None",
         new="yield last",
         test="behaviour/test_defer_wakes.py::test_a_scope_left_in_a_pass_commits_nothing_itself",
+    ),
+    Mutant(
+        rule="R18",
+        breaks="a scope inside another one commits no guard",
+        file="_wakes.py",
+        old='await writer.write(operation, name="defer_wakes", landed=landed)',
+        new=(
+            "await trio.lowlevel.checkpoint()\n"
+            "            if self._scopes == 1:\n"
+            '                await writer.write(operation, name="defer_wakes", landed=landed)'
+        ),
+        test=(
+            "behaviour/test_defer_wakes.py"
+            "::test_a_scope_inside_another_one_renews_a_guard_that_is_due"
+        ),
+    ),
+    Mutant(
+        rule="R17",
+        breaks="entering a scope commits no guard",
+        file="_wakes.py",
+        old='await writer.write(operation, name="defer_wakes", landed=landed)',
+        new="await trio.lowlevel.checkpoint()",
+        test=(
+            "behaviour/test_defer_wakes.py"
+            "::test_entering_arms_the_guard_unless_an_earlier_alarm_does"
+        ),
     ),
     Mutant(
         rule="R20",
@@ -385,8 +492,8 @@ MUTANTS: Final = (
         rule="R26",
         breaks="a manual row is not moved before its handler runs",
         file="_dispatch.py",
-        old="            await self._move_before(manual)\n",
-        new="            await trio.lowlevel.checkpoint()\n",
+        old="        for row in manual:\n",
+        new="        for row in manual[:0]:\n",
         test=(
             "behaviour/test_manual_alarms.py"
             "::test_before_its_handler_runs_it_is_moved_to_its_in_flight_deadline"
@@ -404,13 +511,87 @@ MUTANTS: Final = (
         rule="R27",
         breaks="an alarm runs beside its own handler",
         file="_dispatch.py",
-        old="if row.ref in self._state.running or self._tally.stopped or self._state.closing:",
-        new="if self._tally.stopped or self._state.closing:",
+        old="if row.ref in self._state.running or self._starts_nothing():",
+        new="if self._starts_nothing():",
         test=(
             "behaviour/test_dispatch.py"
             "::test_an_alarm_scheduled_anew_does_not_run_beside_its_running_handler"
         ),
         error="TooSlowError",  # it does not wait for the handler that the test holds
+    ),
+    Mutant(
+        rule="R27",
+        breaks="a row that an acknowledgement brought along runs though it was changed",
+        file="_dispatch.py",
+        old=("            self.in_hand = self._lane.admit(self._due, self._found)\n"),
+        new=(
+            "            if self._found is not None:\n"
+            "                self._due = attrs.evolve(self._due, revision=self._found.revision)\n"
+            "            self.in_hand = self._lane.admit(self._due, self._found)\n"
+        ),
+        test=(
+            "behaviour/test_one_trip.py"
+            "::test_a_row_changed_from_outside_while_the_former_is_handled_is_seen"
+        ),
+    ),
+    Mutant(
+        rule="R27",
+        breaks="the next row is re-read before its predecessor is handled",
+        file="_dispatch.py",
+        old=(
+            "            await self._process(taken, following)\n"
+            "        except StorageOperationError as error:\n"
+        ),
+        new=(
+            "            await self._writer.look(\n"
+            "                following.read_after(lambda _: None),\n"
+            '                name="dispatch",\n'
+            "                landed=following.landed,\n"
+            "            )\n"
+            "            await self._process(taken, NextRow(_Lane(0, self._admit)))\n"
+            "        except StorageOperationError as error:\n"
+        ),
+        test=(
+            "behaviour/test_one_trip.py"
+            "::test_a_row_changed_from_outside_while_the_former_is_handled_is_seen"
+        ),
+    ),
+    Mutant(
+        rule="R27",
+        breaks="the next row starts though its pass was cancelled meanwhile",
+        file="_dispatch.py",
+        old="            await trio.lowlevel.checkpoint_if_cancelled()\n",
+        new="",
+        test=(
+            "behaviour/test_one_trip.py"
+            "::test_a_pass_cancelled_as_a_row_is_settled_does_not_start_the_next"
+        ),
+    ),
+    Mutant(
+        rule="R27",
+        breaks="the next row stays in hand though its pass was cancelled",
+        file="_dispatch.py",
+        old=(
+            "        try:\n"
+            "            # Cancelled since the row before was settled: this one does not begin.\n"
+            "            await trio.lowlevel.checkpoint_if_cancelled()\n"
+        ),
+        new=("        await trio.lowlevel.checkpoint_if_cancelled()\n        try:\n"),
+        test=(
+            "behaviour/test_one_trip.py"
+            "::test_a_pass_cancelled_as_a_row_is_settled_does_not_start_the_next"
+        ),
+    ),
+    Mutant(
+        rule="R27",
+        breaks="rows that were about to start stay in hand though their pass was cancelled",
+        file="_dispatch.py",
+        old="            self.let_go()\n            # A manual row",
+        new="            # A manual row",
+        test=(
+            "behaviour/test_group_commit_more.py"
+            "::test_rows_that_were_about_to_start_are_let_go_where_nothing_starts"
+        ),
     ),
     Mutant(
         rule="R27",
@@ -452,8 +633,24 @@ MUTANTS: Final = (
         rule="R28",
         breaks="cancelling the pass prevents an acknowledgement",
         file="_row_handler.py",
-        old="            await self._writer.write_surely(\n                acknowledging(",
-        new="            await self._writer.write(\n                acknowledging(",
+        old="""\
+            await self._writer.write_surely(
+                following.read_after(
+                    acknowledging(row, self._plan.configuration, completed_at=completed_at)
+                ),
+                name="acknowledge",
+                landed=following.landed,
+            )
+""",
+        new="""\
+            await self._writer.write(
+                following.read_after(
+                    acknowledging(row, self._plan.configuration, completed_at=completed_at)
+                ),
+                name="acknowledge",
+            )
+            following.landed(None)
+""",
         test=(
             "behaviour/test_failures_and_retries.py"
             "::test_an_acknowledgement_is_not_prevented_by_cancelling_the_pass"
@@ -463,16 +660,37 @@ MUTANTS: Final = (
         rule="R28",
         breaks="what does not decode may be skipped",
         file="_row_handler.py",
-        old="        await self._charge(handling, route, failure, answer.action)\n",
+        old="        await self._charge(handling, route, failure, answer.action, following)\n",
         new=(
             '        if answer.action == "skip-and-advance-repeat":\n'
-            "            await self.acknowledge(row, None)\n"
+            "            await self.acknowledge(row, None, following)\n"
             "        else:\n"
-            "            await self._charge(handling, route, failure, answer.action)\n"
+            "            await self._charge(handling, route, failure, answer.action, following)\n"
         ),
         test=(
             "behaviour/test_failures_and_retries.py"
             "::test_a_payload_that_does_not_decode_is_retried_and_never_skipped"
+        ),
+    ),
+    Mutant(
+        rule="R28",
+        breaks="the next row starts before its predecessor is acknowledged",
+        file="_row_handler.py",
+        old="                await self.acknowledge(row, event, following)\n",
+        new=(
+            "                await self._writer.look(\n"
+            "                    following.read_after(lambda _: None),\n"
+            '                    name="dispatch",\n'
+            "                    landed=following.landed,\n"
+            "                )\n"
+            "                following._lane.wake()\n"
+            "                for _ in range(9):\n"
+            "                    await trio.lowlevel.checkpoint()\n"
+            "                await self.acknowledge(row, event, following)\n"
+        ),
+        test=(
+            "behaviour/test_one_trip.py"
+            "::test_a_handler_starts_only_when_the_former_is_settled_durably"
         ),
     ),
     Mutant(
@@ -494,8 +712,12 @@ MUTANTS: Final = (
         rule="R30",
         breaks="due rows that nobody owns are left alone",
         file="_dispatchers.py",
-        old="                await gathered.add(partial(self._run_unknown, frame, unowned))\n",
-        new="                await trio.lowlevel.checkpoint()\n",
+        old="""\
+            prepared.beside.append(
+                self._dispatch(lambda _: None, _DEFAULT_OPTIONS, frame, view=unowned)
+            )
+""",
+        new="            pass\n",
         test="behaviour/test_registrations_run.py::test_a_run_applies_the_unknown_tag_policy",
     ),
     Mutant(
@@ -532,8 +754,8 @@ MUTANTS: Final = (
         rule="R34",
         breaks="the raw hook waits for no dispatcher",
         file="_dispatchers.py",
-        old="before = [d for d in dispatchers if hook is not None and d.has_automatic]",
-        new="before = [d for d in dispatchers if hook is None]",
+        old="first = hook is not None and dispatcher.has_automatic",
+        new="first = False",
         test=(
             "behaviour/test_hooks.py"
             "::test_the_raw_hook_starts_when_automatic_dispatchers_have_returned"
@@ -547,6 +769,17 @@ MUTANTS: Final = (
         new="        if state.native_alarm != earliest:\n",
         test=(
             "behaviour/test_native_ownership.py::test_opening_an_unmanaged_host_reconciles_nothing"
+        ),
+    ),
+    Mutant(
+        rule="R35",
+        breaks="setting the native alarm shares a commit with others",
+        file="_writer.py",
+        old="left there.\n            grouped=asks_reconciliation,\n",
+        new="left there.\n            grouped=True,\n",
+        test=(
+            "behaviour/test_group_commit.py"
+            "::test_each_setting_of_the_native_alarm_has_a_commit_of_its_own"
         ),
     ),
     Mutant(
@@ -645,6 +878,43 @@ MUTANTS: Final = (
         test=(
             "behaviour/test_storage_failures.py"
             "::test_what_was_handled_while_the_storage_failed_is_not_run_again"
+        ),
+    ),
+    Mutant(
+        rule="R53",
+        breaks="the dispatch goes on though an acknowledgement failed",
+        file="_row_handler.py",
+        old="completed_at, event)\n            self._tally.stop(error)\n",
+        new="completed_at, event)\n            self._tally.errors.append(error)\n",
+        test=("behaviour/test_one_trip.py::test_a_settlement_that_fails_starts_nothing_more"),
+    ),
+    Mutant(
+        rule="R53",
+        breaks="the next row is taken in hand though the commit that brought it failed",
+        file="_writer.py",
+        old=(
+            "        change = await self.database.run(\n"
+            "            partial(commit_together, session, members, reconciliation),\n"
+            "            self.gate,\n"
+            "            operation=members[0].name,\n"
+            "        )\n"
+        ),
+        new=(
+            "        try:\n"
+            "            change = await self.database.run(\n"
+            "                partial(commit_together, session, members, reconciliation),\n"
+            "                self.gate,\n"
+            "                operation=members[0].name,\n"
+            "            )\n"
+            "        except StorageOperationError:\n"
+            "            for member in members:\n"
+            "                if member.landed is not None:\n"
+            "                    member.landed(member.value)\n"
+            "            raise\n"
+        ),
+        test=(
+            "behaviour/test_group_commit_more.py"
+            "::test_a_row_does_not_start_where_the_commit_that_brought_it_failed"
         ),
     ),
     Mutant(
