@@ -1,7 +1,7 @@
 """What trio_alarms is measured against: the least that is durable, on the same tables.
 
-`bare`: a transaction for each operation. `threaded`: one task sends it through `trio.to_thread`.
-`batched`: what callers want during a commit shares the next, with one look after the native alarm.
+`bare`: a transaction for each. `threaded`: one task sends it through `trio.to_thread`. `batched`:
+what callers want meanwhile is done one by one, and shares the next commit.
 """
 
 import os
@@ -49,14 +49,14 @@ WRITE_NATIVE = """INSERT INTO trio_alarms_hosts (name, managed, native_alarm)
  VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET managed = max(managed, excluded.managed),
  native_alarm = excluded.native_alarm"""
 INSERT_NOTE = "INSERT INTO notes (id, note) VALUES (?, ?)"
+LOOKS = (("default", "automatic"), ("default", "manual"))
 Alarm = tuple[str, str, int, str]  # tag, id, deadline in ms, payload
 
 
 def connect(path: str) -> sqlite3.Connection:
     """Open a database durably, for one thread at a time; statements are prepared once."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    database.executescript(PRAGMAS)
-    return database
+    return database.executescript(PRAGMAS).connection
 
 
 def schedule(database: sqlite3.Connection, *alarms: Alarm, note: str | None = None) -> None:
@@ -68,9 +68,9 @@ def schedule(database: sqlite3.Connection, *alarms: Alarm, note: str | None = No
         execute(READ, ("default", tag, id)).fetchone()
         rest = ("automatic", at, at, None, None, -1, 0, 0, os.urandom(16), payload)
         execute(WRITE, ("default", tag, id, *rest))
-    wakes = [execute(EARLIEST, ("default", kind)).fetchone()[0] for kind in ("automatic", "manual")]
-    if execute(READ_NATIVE, ("default",)).fetchone() != (1, earliest := min(filter(None, wakes))):
-        execute(WRITE_NATIVE, ("default", 1, earliest))
+        wake = min(filter(None, (execute(EARLIEST, look).fetchone()[0] for look in LOOKS)))
+        if execute(READ_NATIVE, ("default",)).fetchone() != (1, wake):
+            execute(WRITE_NATIVE, ("default", 1, wake))
     execute("COMMIT")
 
 
@@ -116,5 +116,5 @@ async def batched(database: sqlite3.Connection, shares: Iterable[Iterable[Alarm]
 
 
 if __name__ == "__main__":
-    sql = [text for name, text in globals().items() if name.isupper()]
-    print(*sql, "BEGIN IMMEDIATE", "COMMIT", sep=";\n")
+    statements = (text for name, text in globals().items() if name.isupper() and name != "LOOKS")
+    print(*statements, "BEGIN IMMEDIATE", "COMMIT", sep=";\n")
