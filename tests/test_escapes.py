@@ -7,7 +7,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("trio_alarms", "tests", "examples", "docs")
+FOLDERS = ("trio_alarms", "tests", "examples", "docs", "benchmarks")
 
 CODES = r"[A-Z]+[0-9]+(?:,\s*[A-Z]+[0-9]+)*"
 ESCAPES = re.compile(
