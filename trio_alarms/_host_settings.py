@@ -133,7 +133,11 @@ def _named(function: object) -> str:
 
 
 def _require(value: object, kind: type, parameter: str) -> None:
-    if not isinstance(value, kind):
+    try:
+        fits = isinstance(value, kind)
+    except Exception:  # noqa: BLE001 - a protocol asks the object, which may raise anything
+        fits = False
+    if not fits:
         raise InvalidScheduleConfigurationError(
             f"{parameter} must be of type {kind.__name__}, not {describe(value)}"
         )

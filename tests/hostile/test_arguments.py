@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import chdir, closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -500,6 +501,18 @@ OPENING = some_of(
     drain_timeout=often(DURATIONS),
     storage=often(st.just(StorageOptions(executor="inline", synchronous="off"))),
 )
+OPTIONS = (
+    "name",
+    "alarms",
+    "raw_alarm",
+    "event_scope",
+    "configuration",
+    "reporter",
+    "clock",
+    "driver",
+    "drain_timeout",
+    "storage",
+)
 DATABASES = st.one_of(
     st.sampled_from(
         ["a.db", Path("b.db"), ":memory:", "", ".", "no/such/folder/a.db", "a\0b", b"c.db", "'; --"]
@@ -538,6 +551,25 @@ def check_opening(database: Any, options: dict[str, Any], *, harness: bool) -> N
 def test_any_argument_of_open_host(database: Any, options: dict[str, Any], harness: bool) -> None:  # noqa: FBT001 - hypothesis gives it by name
     """It opens, or an `AlarmError` is raised before anything is created (C18)."""
     check_opening(database, options, harness=harness)
+
+
+@pytest.mark.parametrize("harness", [False, True])
+def test_every_hostile_object_as_the_database(*, harness: bool) -> None:
+    """Each of them in the place of a path (C18)."""
+    for value in OBJECTS:
+        if type(value) is not str:
+            check_opening(value, {}, harness=harness)
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("harness", [False, True])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_hostile_object_as_every_option(option: str, *, harness: bool) -> None:
+    """Each of them as each option alone (C18)."""
+    for value in OBJECTS:
+        # What has a clock's methods is one, whatever they answer.
+        if option != "clock" or not isinstance(value, mock.MagicMock):
+            check_opening("a.db", {option: value}, harness=harness)
 
 
 @pytest.mark.trust

@@ -118,10 +118,12 @@ def _path_of(database: object) -> str:
     """The path as a string that the operating system takes."""
     try:
         path = os.fspath(cast("str | bytes", database))
-    except TypeError as error:
+    except Exception as error:
         raise _bad_database(describe(database)) from error
-    if not isinstance(path, str):
+    if not issubclass(type(path), str):
         raise _bad_database("a path of bytes")
+    # The characters themselves: methods of a subclass are not ours to call.
+    path = str.__str__(cast("str", path))
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 import trio.testing
 
+from .._arguments import is_of_type
 from .._clock import TrioClock, runs_on_mock_clock
 from .._errors import AlarmPassError, InvalidScheduleConfigurationError, StorageOperationError
 from .._host import AlarmHost, open_host
@@ -327,7 +328,7 @@ async def open_test_host(
         "storage": storage,
     }
     directory: Path | None = None
-    if database == PRIVATE_DATABASE:
+    if is_of_type(database, str) and str.__str__(database) == PRIVATE_DATABASE:
         directory = Path(tempfile.mkdtemp(prefix="trio_alarms-"))
         database = directory / "alarms.db"
     try:
