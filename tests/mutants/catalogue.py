@@ -522,7 +522,7 @@ MUTANTS: Final = (
     Mutant(
         rule="R27",
         breaks="a row that an acknowledgement brought along runs though it was changed",
-        file="_dispatch.py",
+        file="_lane.py",
         old=("            self.in_hand = self._lane.admit(self._due, self._found)\n"),
         new=(
             "            if self._found is not None:\n"
@@ -560,8 +560,11 @@ MUTANTS: Final = (
         rule="R27",
         breaks="the next row starts though its pass was cancelled meanwhile",
         file="_dispatch.py",
-        old="            await trio.lowlevel.checkpoint_if_cancelled()\n",
-        new="",
+        old=(
+            "            await trio.lowlevel.checkpoint_if_cancelled()\n"
+            "            await self._process(taken, following)\n"
+        ),
+        new="            await self._process(taken, following)\n",
         test=(
             "behaviour/test_one_trip.py"
             "::test_a_pass_cancelled_as_a_row_is_settled_does_not_start_the_next"
