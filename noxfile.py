@@ -23,6 +23,9 @@ TYPED_SOURCES = ["trio_alarms", "tests/typing", "tests/mutants", "examples", "be
 # What flake8-async checks on the package: ruff's ASYNC rules know none of these.
 CHECKPOINT_RULES = "ASYNC910,ASYNC911"
 NO_TESTS_COLLECTED = 5  # pytest's exit code
+# Tests start hundreds of interpreters, each of which would compile the package anew where the
+# machine says to write no bytecode. Not for the mutants, whose files change within a second.
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 # What `import trio_alarms` may not bring along: everything in an extra.
 IMPORT_CHECK = """
@@ -54,10 +57,11 @@ def build_wheel(session: nox.Session) -> Path:
 def run_tests(session: nox.Session) -> None:
     """Run the suite on all cores, after those tests that need the real clock to themselves."""
     if session.posargs:
-        session.run("pytest", *session.posargs)
+        session.run("pytest", *session.posargs, env=BYTECODE)
         return
-    session.run("pytest", "-m", "real_time", success_codes=[0, NO_TESTS_COLLECTED])
-    session.run("pytest", "-m", "not real_time", "-n", "auto", "--maxprocesses", "4")
+    alone = [0, NO_TESTS_COLLECTED]
+    session.run("pytest", "-m", "real_time", success_codes=alone, env=BYTECODE)
+    session.run("pytest", "-m", "not real_time", "-n", "auto", "--maxprocesses", "4", env=BYTECODE)
 
 
 @nox.session
@@ -92,11 +96,11 @@ def trust(session: nox.Session) -> None:
     """Searches for what nobody thought of: the model, kills, faults, hostile input. Minutes."""
     session.install("-e.[testing,demo]", *groups("tests"))
     if session.posargs:
-        session.run("pytest", "-m", "trust", *session.posargs)
+        session.run("pytest", "-m", "trust", *session.posargs, env=BYTECODE)
         return
     alone = [0, NO_TESTS_COLLECTED]
-    session.run("pytest", "-m", "trust and real_time", success_codes=alone)
-    session.run("pytest", "-m", "trust and not real_time", "-n", "2")
+    session.run("pytest", "-m", "trust and real_time", success_codes=alone, env=BYTECODE)
+    session.run("pytest", "-m", "trust and not real_time", "-n", "2", env=BYTECODE)
 
 
 @nox.session
