@@ -63,9 +63,11 @@ class DispatchFrame(Frame):
         self.owner = owner
         self.scope = scope
         self.view = view
-        self.limiter = trio.CapacityLimiter(MANUAL_CONCURRENCY) if limiter is None else limiter
+        self.limiter: trio.CapacityLimiter = (
+            trio.CapacityLimiter(MANUAL_CONCURRENCY) if limiter is None else limiter
+        )
         self.hook = hook
-        self.over = False
+        self.over: bool = False
 
 
 class Dispatchers:
