@@ -548,7 +548,7 @@ MUTANTS: Final = (
             '                name="dispatch",\n'
             "                landed=following.landed,\n"
             "            )\n"
-            "            await self._process(taken, NextRow(_Lane(0, self._admit)))\n"
+            "            await self._process(taken, NextRow(Lane(0, self._admit)))\n"
             "        except StorageOperationError as error:\n"
         ),
         test=(
