@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ._model import AlarmRef, AlarmRow, DispatchResult, Lifecycle
     from ._store._session import Session
-
-T = TypeVar("T")
 
 MANUAL_LIMIT: Final = 100
 MANUAL_CONCURRENCY: Final = 4
