@@ -13,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import attrs
@@ -21,6 +22,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# (?P<name>\w+\.py)\n")
+# Runs files one after the other, each put in its place only then, and each in a process of its
+# own. What importing the package takes is paid once.
+RUN_EACH = """
+import os, runpy, sys
+import trio_alarms
+
+waiting = sys.argv[1]
+for name in sys.argv[2:]:
+    os.replace(os.path.join(waiting, name), name)
+    if not (child := os.fork()):
+        sys.argv = [name]
+        runpy.run_path(name, run_name="__main__")
+        sys.exit()
+    if status := os.waitpid(child, 0)[1]:
+        sys.exit(f"{name} ended with {os.waitstatus_to_exitcode(status)}")
+"""
 PAGES = [
     ROOT / "README.md",
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts),
@@ -53,12 +70,19 @@ def programs_of(page: str) -> Iterator[Program]:
         yield Program("page.py", rest)
 
 
+PYTHON = [sys.executable, "-W", "error"]
+
+
+def is_for_pytest(name: str) -> bool:
+    """Whether a file holds tests."""
+    return name.startswith("test_")
+
+
 def command(name: str) -> Sequence[str]:
     """How a reader would run this file."""
-    python = [sys.executable, "-W", "error"]
-    if name.startswith("test_"):
-        return [*python, "-m", "pytest", "-q", "-o", "trio_mode=true", name]
-    return [*python, name]
+    if is_for_pytest(name):
+        return [*PYTHON, "-m", "pytest", "-q", "-o", "trio_mode=true", name]
+    return [*PYTHON, name]
 
 
 def environment() -> dict[str, str]:
@@ -67,10 +91,31 @@ def environment() -> dict[str, str]:
 
 
 def run(program: Program, folder: Path) -> str:
-    """Save a program and run it for real, for a minute at most; what it printed."""
+    """Save a program and run it for real; what it printed."""
     (folder / program.name).write_text(program.text, encoding="utf-8")
+    return run_command(command(program.name), folder)
+
+
+def run_page(programs: Sequence[Program], folder: Path) -> None:
+    """Save and run the programs of a page for real, each before the next is there."""
+    waiting = folder / "waiting"
+    waiting.mkdir()
+    for for_pytest, group in groupby(programs, lambda each: is_for_pytest(each.name)):
+        if for_pytest:
+            for program in group:
+                run(program, folder)
+        else:
+            names = []
+            for program in group:
+                (waiting / program.name).write_text(program.text, encoding="utf-8")
+                names.append(program.name)
+            run_command([*PYTHON, "-c", RUN_EACH, str(waiting), *names], folder)
+
+
+def run_command(command: Sequence[str], folder: Path) -> str:
+    """Run this for a minute at most; what it printed."""
     done = subprocess.run(
-        command(program.name),
+        command,
         cwd=folder,
         env=environment(),
         capture_output=True,
@@ -78,7 +123,7 @@ def run(program: Program, folder: Path) -> str:
         check=False,
         timeout=60,
     )
-    assert done.returncode == 0, f"{program.name}:\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{command[-1]}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -87,8 +132,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """A reader can paste every block of Python that the documentation shows."""
     text = page.read_text("utf-8")
     assert text.count("```python") == len(BLOCK.findall(text)), "a block that would not be run"
-    for program in programs_of(text):
-        run(program, tmp_path)
+    run_page(list(programs_of(text)), tmp_path)
 
 
 def test_the_tutorials_reminder_survives_the_kill(tmp_path: Path) -> None:
@@ -110,7 +154,7 @@ def test_the_tutorials_orders_can_be_taken_again(tmp_path: Path) -> None:
     """A reader who runs the program a second time sees the same."""
     tutorial = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
     programs = {program.name: program for program in programs_of(tutorial)}
-    run(programs["remind.py"], tmp_path)
+    (tmp_path / "remind.py").write_text(programs["remind.py"].text, encoding="utf-8")
     first = run(programs["orders.py"], tmp_path)
     assert first.endswith("orders: [('tea',)], alarms: ['tea']\n")
     assert run(programs["orders.py"], tmp_path) == first
@@ -127,9 +171,15 @@ def test_the_diagrams_are_what_the_script_draws() -> None:
 def test_a_failing_block_is_noticed(tmp_path: Path) -> None:
     """The check above would fail, and would name the page's line."""
     page = "# Title\n\n```python\nvalue = 1\n```\n\nand\n\n```python\nassert value == 2\n```\n"
-    (program,) = programs_of(page)
     with pytest.raises(AssertionError, match=r'page\.py", line 10'):
-        run(program, tmp_path)
+        run_page(list(programs_of(page)), tmp_path)
+
+
+def test_a_file_that_needs_a_later_one_is_noticed(tmp_path: Path) -> None:
+    """A reader who pastes a page from its top has the earlier ones alone."""
+    page = "```python\n# one.py\nimport two\n```\n```python\n# two.py\nvalue = 1\n```\n"
+    with pytest.raises(AssertionError, match="No module named 'two'"):
+        run_page(list(programs_of(page)), tmp_path)
 
 
 def test_a_named_file_can_be_imported_by_the_next(tmp_path: Path) -> None:
@@ -141,5 +191,4 @@ def test_a_named_file_can_be_imported_by_the_next(tmp_path: Path) -> None:
     )
     programs = list(programs_of(page))
     assert [program.name for program in programs] == ["one.py", "test_one.py"]
-    for program in programs:
-        run(program, tmp_path)
+    run_page(programs, tmp_path)
