@@ -60,8 +60,12 @@ def run_tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs, env=BYTECODE)
         return
     alone = [0, NO_TESTS_COLLECTED]
-    session.run("pytest", "-m", "real_time", success_codes=alone, env=BYTECODE)
-    session.run("pytest", "-m", "not real_time", "-n", "auto", "--maxprocesses", "4", env=BYTECODE)
+    demo = "tests/examples"
+    session.run("pytest", "-m", "real_time", f"--ignore={demo}", success_codes=alone, env=BYTECODE)
+    # The demo sleeps through most of its seconds and may take a minute, so two run side by side.
+    several = ["-n", "auto", "--dist", "worksteal", "--maxprocesses"]
+    session.run("pytest", "-m", "real_time", demo, *several, "2", env=BYTECODE)
+    session.run("pytest", "-m", "not real_time", *several, "4", env=BYTECODE)
 
 
 @nox.session
