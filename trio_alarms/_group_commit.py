@@ -327,7 +327,7 @@ def commit_together(
     if all(member.error is not None for member in members):
         session.rollback()
         return None
-    return session.commit(reconciliation).change
+    return session.commit(reconciliation)
 
 
 def _run_each(session: Session, members: Sequence[Member[Any]]) -> None:

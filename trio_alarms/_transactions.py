@@ -195,10 +195,10 @@ class OpenTransaction:
         reconciliation = None
         if self.session.asks_reconciliation:
             reconciliation = writer.reconciler.reconciliation(writer.clock.now_ms())
-        committed = await writer.database.run(
+        change = await writer.database.run(
             partial(self.session.commit, reconciliation), writer.gate, operation="commit"
         )
-        writer.note_commit(reconciliation, committed.change)
+        writer.note_commit(self.session, reconciliation, change)
 
     async def _trip(self, function: Callable[[], T], *, name: str, application: bool = False) -> T:
         self.check_usable(name)
@@ -209,7 +209,7 @@ class OpenTransaction:
                 " trio.from_thread; return from it first",
                 operation=name,
             )
-        self.session.at(self.writer.moment())
+        self.writer.prepare(self.session)
 
         def trip() -> T:
             # Taken over while this trip was being sent; the connection may be somebody else's.

@@ -94,15 +94,16 @@ class Wakes:
             guard_at = saturated(now + self._guard_delay)
         return Reconciliation(now, guard_at, own_guard=self._disowned, era=self._era)
 
-    def committed(self, reconciliation: Reconciliation, change: NativeChange) -> None:
+    def committed(self, reconciliation: Reconciliation, change: NativeChange | None) -> None:
         """Take note of what a commit left, and wake the driver where the native alarm changed."""
         self._guarded = reconciliation.guard_at is not None
         if reconciliation.guard_at is not None and reconciliation.era == self._era:
             self._guard_at = reconciliation.guard_at
-        if self._active is not None and change.changed and change.after == reconciliation.guard_at:
+        if change is None:
+            return
+        if self._active is not None and change.after == reconciliation.guard_at:
             self._active.guard = change.after
-        if change.changed:
-            self._on_change()
+        self._on_change()
 
     def begin_pass(self, guard_delay: int) -> ActivePass:
         """A pass becomes active; its first commit sets a fresh guard (R22)."""

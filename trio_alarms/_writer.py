@@ -12,7 +12,7 @@ from ._errors import StorageOperationError
 from ._group_commit import GroupCommit, Member, commit_together
 from ._handling import Handling, Reporting, current_handling
 from ._reporting import Reporter, current_reporter, report_parked
-from ._store._session import Moment, Part, Session
+from ._store._session import Part, Session
 from ._transactions import BlockFrame, OpenTransaction
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Reconciler(Protocol):
         """What a commit that is about to be sent reconciles to."""
         ...
 
-    def committed(self, reconciliation: Reconciliation, change: NativeChange) -> None:
-        """Take note of what a commit left."""
+    def committed(self, reconciliation: Reconciliation, change: NativeChange | None) -> None:
+        """Take note of what a commit left, and of what it changed if it did."""
         ...
 
 
@@ -95,9 +95,10 @@ class HostWriter:
                 operation=operation,
             )
 
-    def moment(self) -> Moment:
-        """What an operation depends on in memory, read as its trip is sent."""
-        return Moment(self.clock.now_ms(), dict(self.in_hand))
+    def prepare(self, session: Session) -> None:
+        """Give it what an operation depends on in memory, as its trip is sent."""
+        session.now = self.clock.now_ms()
+        session.in_hand = self.in_hand.copy()
 
     def current_transaction(self, operation: str) -> OpenTransaction | None:
         """The open transaction that the running task is inside of, if it may use it (R12)."""
@@ -296,16 +297,20 @@ class HostWriter:
                 "the handling that opened this transaction is over; it was rolled back"
             )
 
-    async def after_commit(self, session: Session, handling: Handling | None) -> None:
+    async def after_commit(self, session: Session, handling: Handling | None) -> None:  # noqa: ASYNC910 - its commit was the checkpoint
         """Hand out what a block's commit brought: callbacks, and reports (R16)."""
-        session.part.run_callbacks()
-        await self._report(session.part, handling)
+        if session.part is not None:
+            session.part.run_callbacks()
+            await self._report(session.part, handling)
 
     def note_commit(
-        self, reconciliation: Reconciliation | None, change: NativeChange | None
+        self,
+        session: Session,
+        reconciliation: Reconciliation | None,
+        change: NativeChange | None,
     ) -> None:
         """Bring the wake guard and the driver up to date; before anybody else gets the turn."""
-        if reconciliation is not None and change is not None:
+        if reconciliation is not None and session.reconciled:
             self.reconciler.committed(reconciliation, change)
 
     async def _commit(self, members: Sequence[Member[Any]]) -> None:
@@ -314,7 +319,7 @@ class HostWriter:
         Cancellation is noticed before the trip begins and not after.
         """
         session = self._session()
-        session.at(self.moment())
+        self.prepare(session)
         reconciliation = None
         if any(member.asks_reconciliation for member in members):
             reconciliation = self.reconciler.reconciliation(session.now)
@@ -323,7 +328,7 @@ class HostWriter:
             self.gate,
             operation=members[0].name,
         )
-        self.note_commit(reconciliation, change)
+        self.note_commit(session, reconciliation, change)
         for member in members:
             if member.error is None:
                 if member.part is not None:

@@ -210,9 +210,9 @@ def reconciliations(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     reconcile = _native.reconcile
 
-    def noted(*arguments: Any) -> _native.NativeChange:
+    def noted(*arguments: Any) -> _native.NativeChange | None:
         change = reconcile(*arguments)
-        found.append(change.changed)
+        found.append(change is not None)
         return change
 
     monkeypatch.setattr(_native, "reconcile", noted)

@@ -45,15 +45,10 @@ class Reconciliation:
 
 @attrs.frozen
 class NativeChange:
-    """What a reconciliation found and left."""
+    """What a reconciliation changed the native alarm from, and to."""
 
     before: int | None
     after: int | None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the native alarm was written."""
-        return self.before != self.after
 
 
 def read(connection: sqlite3.Connection, host: str) -> NativeState:
@@ -73,27 +68,24 @@ def write(
 
 def reconcile(
     connection: sqlite3.Connection, host: str, reconciliation: Reconciliation
-) -> NativeChange:
+) -> NativeChange | None:
     """Bring the native alarm in line with the table, or with the guard; the host is then managed.
 
-    Written only where it changes, or where the host was not managed before.
+    Written only where it changes, or where the host was not managed before; returns the change.
     """
-    state = read(connection, host)
-    target = _target(connection, host, state.native_alarm, reconciliation)
-    if target != state.native_alarm or not state.managed:
-        write(connection, host, target, managed=True)
-    return NativeChange(state.native_alarm, target)
+    found = connection.execute(READ, (host,)).fetchone()
+    managed, native_alarm = (0, None) if found is None else found
+    if reconciliation.guard_at is None:
+        target = _alarms.earliest_wake(connection, host)
+    else:
+        target = _guarded(native_alarm, reconciliation, reconciliation.guard_at)
+    if target == native_alarm and managed:
+        return None
+    write(connection, host, target, managed=True)
+    return None if target == native_alarm else NativeChange(native_alarm, target)
 
 
-def _target(
-    connection: sqlite3.Connection,
-    host: str,
-    native_alarm: int | None,
-    reconciliation: Reconciliation,
-) -> int | None:
-    guard_at = reconciliation.guard_at
-    if guard_at is None:
-        return _alarms.earliest_wake(connection, host)
+def _guarded(native_alarm: int | None, reconciliation: Reconciliation, guard_at: int) -> int:
     if native_alarm is None or native_alarm == reconciliation.own_guard:
         return guard_at
     # An earlier future native alarm stays, even when everything was cancelled (R18).

@@ -7,7 +7,9 @@ trip per statement. What an operation depends on in memory comes along with the 
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import attrs
 
@@ -18,7 +20,7 @@ from . import _alarms, _native
 from ._connection import Connection, open_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -37,19 +39,12 @@ _IN_DOUBT: Final = frozenset(
 _NOT_WHOLE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
 
 
-@attrs.frozen
-class Moment:
-    """What an operation depends on besides the table, read in the loop when the trip is sent."""
-
-    now: int
-    in_hand: Mapping[AlarmRef, bytes]
-
-
 @attrs.define(eq=False)
 class Part:
     """What one operation brings about, of several that share a transaction; or a whole block.
 
-    `parked` is what it newly parked, once the transaction has committed.
+    `parked` is what it newly parked, once the transaction has committed. Most operations bring
+    nothing about, and have none.
     """
 
     callbacks: list[Callable[[], None]] = attrs.Factory(list["Callable[[], None]"])
@@ -64,28 +59,15 @@ class Part:
 
 
 @attrs.frozen
-class Committed:
-    """What a commit left: the native alarm's change, if it reconciled, and what newly parked."""
-
-    change: _native.NativeChange | None
-    parked: tuple[AlarmParked, ...]
-
-
-@attrs.frozen
-class _Before:
-    """An alarm as it was before this transaction first touched it."""
-
-    revision: bytes | None = None
-    parked: bool = False
-
-
-@attrs.frozen
 class _Mark:
     callbacks: int
     asks_reconciliation: bool
 
 
-_ABSENT: Final = _Before()
+# An alarm's revision and whether it is parked, or that there is none.
+_Known: TypeAlias = "tuple[bytes, bool] | None"
+
+_NOTHING_IN_HAND: Final[Mapping[AlarmRef, bytes]] = MappingProxyType({})
 
 
 class CommitProbe:
@@ -118,22 +100,44 @@ class CommitProbe:
 
 
 class Session:
-    """One open write transaction of a host."""
+    """One open write transaction of a host.
+
+    `now` and `in_hand` are what an operation depends on besides the table, read in the loop when
+    its trip is sent.
+    """
+
+    __slots__ = (
+        "_before",
+        "_changes_before",
+        "_after",
+        "_parts",
+        "_probe",
+        "_undone",
+        "asks_reconciliation",
+        "connection",
+        "host",
+        "in_hand",
+        "now",
+        "part",
+        "reconciled",
+    )
 
     def __init__(self, connection: Connection, host: str, probe: CommitProbe) -> None:
         self.connection = connection
         self.host = host
         self.now: int = 0
-        self.in_hand: Mapping[AlarmRef, bytes] = {}
+        self.in_hand: Mapping[AlarmRef, bytes] = _NOTHING_IN_HAND
         self.asks_reconciliation: bool = False
+        # Whether the commit did so.
+        self.reconciled: bool = False
         self._probe = probe
-        self.part: Part = Part()
-        # The parts that will be committed; the last one may still be empty.
-        self._parts: list[Part] = [self.part]
+        # What the operation that runs has brought about; all that will be committed is in `_parts`.
+        self.part: Part | None = None
+        self._parts: list[Part] = []
         self._changes_before = 0
         # Invariant: nothing is ever forgotten here. What a savepoint undoes is found to be as it
         # was before when the rows are read again at the commit.
-        self._before: dict[AlarmRef, _Before] = {}
+        self._before: dict[AlarmRef, _Known] = {}
         # The revision that was last written of each (`None`: deleted), which saves reading it
         # again unless something was `_undone`.
         self._after: dict[AlarmRef, bytes | None] = {}
@@ -144,11 +148,6 @@ class Session:
         self.connection.begin()
         self._changes_before = self.connection.raw.total_changes
 
-    def at(self, moment: Moment) -> None:
-        """Take over what the next operation depends on."""
-        self.now = moment.now
-        self.in_hand = moment.in_hand
-
     def read(self, ref: AlarmRef) -> AlarmRow | None:
         """The row as this transaction sees it."""
         return _alarms.read(self.connection.raw, self.host, ref)
@@ -158,8 +157,10 @@ class Session:
         self._touch(row.ref, existing)
         _alarms.write(self.connection.raw, self.host, row)
         self._after[row.ref] = row.revision
-        if row.parked and not self._before[row.ref].parked:
-            self.part.parking[row.ref] = None
+        if row.parked:
+            before = self._before[row.ref]
+            if before is None or not before[1]:
+                self._opened_part().parking[row.ref] = None
 
     def remove(self, ref: AlarmRef) -> bool:
         """Delete the row, whatever it is; whether there was one."""
@@ -173,17 +174,14 @@ class Session:
 
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Have `callback` called in the loop once this transaction has committed."""
-        self.part.callbacks.append(callback)
+        self._opened_part().callbacks.append(callback)
 
     def run_part(self, operation: Callable[[Session], T]) -> tuple[Part | None, T]:
         """Run one of several operations of this transaction, so that it fails for itself alone.
 
         Returns its part, if there is anything in it, and its value.
         """
-        part = self.part
-        if part.callbacks or part.parking:
-            part = self.part = Part()
-            self._parts.append(part)
+        self.part = None
         asks_reconciliation = self.asks_reconciliation
         connection = self.connection
         connection.savepoint()
@@ -191,54 +189,68 @@ class Session:
             value = operation(self)
             connection.release()
         except BaseException:
-            part.callbacks.clear()
-            part.parking.clear()
+            if self.part is not None:
+                self._parts.remove(self.part)
+                self.part = None
             self.asks_reconciliation = asks_reconciliation
             self._undone = True
             connection.undo()
             raise
-        return (part if part.callbacks or part.parking else None), value
+        return self.part, value
 
     def mark(self) -> _Mark:
         """Remember what was noted so far, for `forget_since`."""
-        return _Mark(len(self.part.callbacks), self.asks_reconciliation)
+        callbacks = 0 if self.part is None else len(self.part.callbacks)
+        return _Mark(callbacks, self.asks_reconciliation)
 
     def forget_since(self, mark: _Mark) -> None:
         """Forget what was noted since, as the rows themselves were undone."""
         self._undone = True
-        del self.part.callbacks[mark.callbacks :]
+        if self.part is not None:
+            del self.part.callbacks[mark.callbacks :]
         self.asks_reconciliation = mark.asks_reconciliation
 
-    def commit(self, reconciliation: _native.Reconciliation | None) -> Committed:
-        """Reconcile where that was asked for, and commit; a failure rolls everything back."""
+    def commit(
+        self, reconciliation: _native.Reconciliation | None
+    ) -> _native.NativeChange | None:
+        """Reconcile where that was asked for, and commit; a failure rolls everything back.
+
+        Returns what reconciling changed, if it did; what was newly parked is in the parts.
+        """
         try:
             change = None
             if self.asks_reconciliation and reconciliation is not None:
+                self.reconciled = True
                 change = _native.reconcile(self.connection.raw, self.host, reconciliation)
-            parked = self._newly_parked()
+            if self._parts:
+                self._find_newly_parked()
             witness = self._witness()
             probed = self._probe_before_commit() if witness is None else None
         except BaseException:
             self.connection.rollback()
             raise
         self._commit(witness, probed)
-        return Committed(change, parked)
+        return change
 
     def rollback(self) -> None:
         """Undo all of it."""
         self.connection.rollback()
 
+    def _opened_part(self) -> Part:
+        part = self.part
+        if part is None:
+            part = self.part = Part()
+            self._parts.append(part)
+        return part
+
     def _touch(self, ref: AlarmRef, existing: AlarmRow | None) -> None:
         if ref not in self._before:
-            self._before[ref] = (
-                _ABSENT if existing is None else _Before(existing.revision, existing.parked)
-            )
+            self._before[ref] = None if existing is None else (existing.revision, existing.parked)
 
-    def _newly_parked(self) -> tuple[AlarmParked, ...]:
+    def _find_newly_parked(self) -> None:
         """Those that this transaction parked and that are still parked, each once (R16)."""
-        parts = [part for part in self._parts if part.parking]
         told: set[AlarmRef] = set()
-        for part in parts:
+        for part in self._parts:
             rows = [self.read(ref) for ref in part.parking if ref not in told]
             told |= part.parking.keys()
             part.parked = tuple(
@@ -246,7 +258,6 @@ class Session:
                 for row in rows
                 if row is not None and row.parked
             )
-        return tuple(parked for part in parts for parked in part.parked)
 
     def _witness(self) -> tuple[AlarmRef, bytes | None] | None:
         """An alarm whose revision is the one given (`None`: it is gone) once this is durable.
@@ -255,7 +266,7 @@ class Session:
         """
         for ref, before in reversed(self._before.items()):
             revision = self._revision_after(ref)
-            if revision != before.revision:
+            if revision != (None if before is None else before[0]):
                 return ref, revision
         return None
 
