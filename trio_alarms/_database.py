@@ -193,19 +193,20 @@ class Database:
             await self._read_executor.run(self._close_reader)
             await self._executor.run(self._close_writer)
 
-    async def run(
+    def run(
         self, function: Callable[[], T], gate: Gate, *, operation: str, application: bool = False
-    ) -> T:
+    ) -> Awaitable[T]:
         """Call `function` where the writer lives; SQLite's errors become ours.
 
-        With `application` code of the application's runs in it.
+        With `application` code of the application's runs in it. What it returns is to be awaited
+        at once.
         """
         gate.check(operation)
         if self._seam is not None:
             self._seam.before_trip(operation)
         executor = self._executor
         run = executor.run_application if application else executor.run
-        return await run(partial(_guarded, function, gate, operation))
+        return run(partial(_guarded, function, gate, operation))
 
     async def read(self, function: Callable[[Connection], T], gate: Gate, *, operation: str) -> T:
         """Call `function` with the connection that sees the last committed state."""

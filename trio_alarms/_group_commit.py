@@ -64,6 +64,12 @@ class Member(Generic[T]):
         """What the operation returned."""
         return cast("T", self._value)
 
+    def outcome(self) -> T:
+        """What the operation returned; raises what it failed with."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
     def run(self, session: Session) -> None:
         """Run it as one of several; its failure is its own, but for a busy database."""
         try:
@@ -194,13 +200,31 @@ class GroupCommit:
         Cancelled before it is taken into a trip the operation leaves the queue without a trace;
         after that its outcome is what happened (R11).
         """
+        if self._company or not member.grouped or not self._queue.try_acquire():
+            return await self._run_in_company(member)
+        # Nobody can join a lone caller before its trip begins, so it needs no batch.
+        try:
+            member.check()
+            await self._commit((member,))
+        except BaseException as error:
+            if not _is_tried_again(member, error):
+                self._queue.release()
+                raise
+        else:
+            self._queue.release()
+            return member.value
+        self._open = batch = _Batch(member)
+        await self._lead(batch, member)
+        return member.outcome()
+
+    async def _run_in_company(self, member: Member[T]) -> T:
+        """Wait for the turn together with whoever comes meanwhile, or to have it alone."""
         while not member.done:
             if not member.grouped:
                 await self._queue.acquire()
                 await self.lead_alone(member)
             elif self._queue.try_acquire():
                 self._open = batch = _Batch(member)
-                batch.has_turn = True
                 await self._lead(batch, member)
             else:
                 batch = self._join(member)
@@ -211,18 +235,14 @@ class GroupCommit:
                     # It was given back since its task is cancelled.
                     await trio.lowlevel.checkpoint_if_cancelled()
                     member.cancelled = False
-        if member.error is not None:
-            raise member.error
-        return member.value  # noqa: ASYNC910 - its trip is the checkpoint, or waiting for it
+        return member.outcome()  # noqa: ASYNC910 - its trip is the checkpoint, or waiting for it
 
     async def lead_alone(self, member: Member[T], deadline: float | None = None) -> T:
         """Commit one operation in the turn that its caller has; the turn is handed on."""
         batch = _Batch(member)
         batch.deadline = deadline
         await self._lead(batch, member)
-        if member.error is not None:
-            raise member.error
-        return member.value
+        return member.outcome()
 
     def _join(self, member: Member[Any]) -> _Batch:
         batch = self._open
@@ -302,6 +322,13 @@ class GroupCommit:
                 raise
 
         await self._database.until_unlocked(attempt, batch.deadline)
+
+
+def _is_tried_again(member: Member[Any], error: BaseException) -> bool:
+    """Whether a failed try is not the last: the lock is another's, or cancelling must not count."""
+    if isinstance(error, StorageOperationError):
+        return is_busy(error.__cause__)
+    return member.sure and isinstance(error, trio.Cancelled)
 
 
 def commit_together(

@@ -32,6 +32,8 @@ def require_name(
     Raises:
         error: `value` is no such str.
     """
+    if type(value) is str and value.isascii() and "\0" not in value and 0 < len(value) <= maximum:
+        return value
     # The characters themselves: what a subclass, such as an enum's member, prints may be another.
     text = str.__str__(value) if is_of_type(value, str) else None
     problem = describe(value) if text is None else _problem(text, maximum)

@@ -21,14 +21,15 @@ from ._rules import ScheduleRequest
 from ._time import duration_to_ms, instant_to_ms, saturated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from ._clock import AlarmClock
     from ._configuration import ResolvedConfiguration
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class ScheduleArguments:
-    """The arguments of a scheduling method as they were given, and the time of the call."""
+    """The arguments of a scheduling method as they were given."""
 
     run_at: object
     after: object
@@ -36,7 +37,6 @@ class ScheduleArguments:
     repeat_every: object
     progress: object
     lifecycle: object
-    now: int
 
 
 @attrs.frozen
@@ -53,9 +53,8 @@ class AlarmView:
 
     def tag(self, alarm: object) -> str:
         """The tag that an argument `alarm` names."""
-        definition = _definition(alarm)
-        if definition is not None:
-            return self._tag_of(definition)
+        if _is_definition(alarm):
+            return self._tag_of(alarm)
         if self.alarms is not None:
             raise InvalidAlarmRefError(
                 f"alarm must be one of the definitions of {self.service!r}, not"
@@ -78,12 +77,22 @@ class AlarmView:
         id: object,
         given: ScheduleArguments,
         *,
+        clock: AlarmClock,
         configuration: ResolvedConfiguration,
         max_bytes: int,
     ) -> ScheduleRequest:
         """Everything that a scheduling method was given, checked."""
         ref = self.ref(alarm, id)
-        lifecycle = _lifecycle(alarm, given.lifecycle)
+        encode: Callable[..., str] = encode_json
+        if _is_definition(alarm):
+            encode, lifecycle = alarm.encode, alarm.lifecycle
+            if given.lifecycle is not None:
+                raise InvalidAlarmRefError(
+                    "lifecycle can be given with a tag string only; the definition of"
+                    f" {ref.tag!r} says {lifecycle!r}"
+                )
+        else:
+            lifecycle = _lifecycle(given.lifecycle)
         if lifecycle == "manual":
             _refuse_for_manual(given)
         progress = given.progress
@@ -91,15 +100,13 @@ class AlarmView:
             progress = require_integer(
                 progress, parameter="progress", error=InvalidAlarmRefError, minimum=0
             )
-        definition = _definition(alarm)
-        encode = encode_json if definition is None else definition.encode
         return ScheduleRequest(
-            ref=ref,
-            lifecycle=lifecycle,
-            run_at=_deadline(given),
-            repeat_every=_period(given.repeat_every, configuration),
-            progress=progress,
-            payload=encode(given.payload, max_bytes=max_bytes),
+            ref,
+            lifecycle,
+            _deadline(given, clock),
+            _period(given.repeat_every, configuration),
+            progress,
+            encode(given.payload, max_bytes=max_bytes),
         )
 
     def _tag_of(self, alarm: Alarm[Any]) -> str:
@@ -115,23 +122,11 @@ class AlarmView:
         return tag
 
 
-def _definition(alarm: object) -> Alarm[Any] | None:
-    return alarm if _is_definition(alarm) else None
-
-
 def _is_definition(alarm: object) -> TypeGuard[Alarm[Any]]:
     return isinstance(alarm, Alarm)
 
 
-def _lifecycle(alarm: object, given: object) -> Lifecycle:
-    definition = _definition(alarm)
-    if definition is not None:
-        if given is not None:
-            raise InvalidAlarmRefError(
-                "lifecycle can be given with a tag string only; the definition of"
-                f" {definition.tag!r} says {definition.lifecycle!r}"
-            )
-        return definition.lifecycle
+def _lifecycle(given: object) -> Lifecycle:
     lifecycle = "automatic" if given is None else chosen(given, ("automatic", "manual"))
     if lifecycle == "automatic":
         return "automatic"
@@ -151,7 +146,7 @@ def _refuse_for_manual(given: ScheduleArguments) -> None:
             )
 
 
-def _deadline(given: ScheduleArguments) -> int:
+def _deadline(given: ScheduleArguments, clock: AlarmClock) -> int:
     if (given.run_at is None) == (given.after is None):
         what = "neither was" if given.run_at is None else "both were"
         raise InvalidAlarmRefError(
@@ -165,9 +160,8 @@ def _deadline(given: ScheduleArguments) -> int:
             f"after must be a timedelta or a number of seconds, not {describe(given.after)}; an"
             " instant is given as run_at="
         )
-    return saturated(
-        given.now + duration_to_ms(given.after, parameter="after", error=InvalidAlarmRefError)
-    )
+    delay = duration_to_ms(given.after, parameter="after", error=InvalidAlarmRefError)
+    return saturated(clock.now_ms() + delay)
 
 
 def _period(value: object, configuration: ResolvedConfiguration) -> int | None:

@@ -168,8 +168,8 @@ class AlarmTransaction(SchedulingMethods):
 
         return await transaction.run_on_alarms(operation, name="acknowledge")
 
-    async def _write(self, operation: Callable[[Session], T], name: str) -> T:
-        return await self._transaction(name).run_on_alarms(operation, name=name)
+    def _write(self, operation: Callable[[Session], T], name: str) -> Awaitable[T]:
+        return self._transaction(name).run_on_alarms(operation, name=name)
 
     async def _read(self, function: Callable[[Connection], T], name: str) -> T:
         transaction = self._transaction(name)
@@ -309,8 +309,8 @@ class _Scheduler(SchedulingMethods):
         async with self._wakes.deferring(self._writer, configuration):
             yield
 
-    async def _write(self, operation: Callable[[Session], T], name: str) -> T:
-        return await self._writer.write(operation, name=name)
+    def _write(self, operation: Callable[[Session], T], name: str) -> Awaitable[T]:
+        return self._writer.write(operation, name=name)
 
     async def _read(self, function: Callable[[Connection], T], name: str) -> T:
         return await self._writer.read(function, name=name)

@@ -13,7 +13,7 @@ from ._requests import ScheduleArguments
 from ._store import _alarms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from ._codec import JSON
@@ -41,8 +41,8 @@ class SchedulingMethods(ABC):
         self._configuration = configuration
 
     @abstractmethod
-    async def _write(self, operation: Callable[[Session], T], name: str) -> T:
-        """Run an operation on alarms in a transaction."""
+    def _write(self, operation: Callable[[Session], T], name: str) -> Awaitable[T]:
+        """Run an operation on alarms in a transaction; what it returns is to be awaited at once."""
 
     @abstractmethod
     async def _read(self, function: Callable[[Connection], T], name: str) -> T:
@@ -130,9 +130,7 @@ class SchedulingMethods(ABC):
             InvalidRepeatEveryError: The period is under `minimum_repeat_interval`.
             StorageOperationError: The storage failed; nothing was stored.
         """
-        given = ScheduleArguments(
-            run_at, after, payload, repeat_every, progress, lifecycle, self._writer.clock.now_ms()
-        )
+        given = ScheduleArguments(run_at, after, payload, repeat_every, progress, lifecycle)
         return await self._schedule("schedule_alarm", _rules.schedule, alarm, id, given)
 
     @overload
@@ -208,9 +206,7 @@ class SchedulingMethods(ABC):
         Raises:
             AlarmError: As for `schedule_alarm`.
         """
-        given = ScheduleArguments(
-            run_at, after, payload, repeat_every, progress, lifecycle, self._writer.clock.now_ms()
-        )
+        given = ScheduleArguments(run_at, after, payload, repeat_every, progress, lifecycle)
         return await self._schedule(
             "schedule_alarm_earlier", _rules.schedule_earlier, alarm, id, given
         )
@@ -291,9 +287,7 @@ class SchedulingMethods(ABC):
         Raises:
             AlarmError: As for `schedule_alarm`.
         """
-        given = ScheduleArguments(
-            run_at, after, payload, repeat_every, progress, lifecycle, self._writer.clock.now_ms()
-        )
+        given = ScheduleArguments(run_at, after, payload, repeat_every, progress, lifecycle)
         return await self._schedule("ensure_alarm", _rules.ensure, alarm, id, given)
 
     async def cancel_alarm(self, alarm: Alarm[Any] | str, id: str) -> bool:
@@ -341,22 +335,23 @@ class SchedulingMethods(ABC):
         )
         return None if row is None else status_of(row)
 
-    async def _schedule(
+    def _schedule(
         self,
         name: str,
         rule: ScheduleRule,
         alarm: Alarm[Any] | str,
         id: str,
         given: ScheduleArguments,
-    ) -> AlarmStatus:
-        self._writer.check_open(name)
+    ) -> Awaitable[AlarmStatus]:
+        writer = self._writer
         configuration = resolve_configuration(self._configuration)
         request = self._view.request(
             alarm,
             id,
             given,
+            clock=writer.clock,
             configuration=configuration,
-            max_bytes=self._writer.database.options.max_payload_bytes,
+            max_bytes=writer.database.options.max_payload_bytes,
         )
-        handling = current_handling(self._writer)
-        return await self._write(scheduling(rule, request, configuration, handling), name)
+        handling = current_handling(writer)
+        return self._write(scheduling(rule, request, configuration, handling), name)

@@ -16,6 +16,7 @@ MIN_INSTANT_MS = -62_135_596_800_000  # 0001-01-01T00:00:00.000Z
 MAX_INSTANT_MS = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
 MAX_DURATION_MS = 36_525 * 86_400_000  # 100 years
 
+_DAY_MS = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _NANOSECONDS_PER_SECOND = 1_000_000_000
@@ -77,9 +78,17 @@ def instant_to_ms(value: object, *, parameter: str) -> int:
     Raises:
         InvalidAlarmRefError: `value` is no datetime, is naive, or is out of range.
     """
-    milliseconds = _ceil_divide(
-        instant_to_us(value, parameter=parameter, error=InvalidAlarmRefError), 1000
-    )
+    if type(value) is datetime and value.tzinfo is UTC:
+        # Most are in UTC, whose difference to the epoch needs no questions.
+        elapsed = value - _EPOCH
+        milliseconds = (
+            elapsed.days * _DAY_MS
+            + elapsed.seconds * 1000
+            + _ceil_divide(elapsed.microseconds, 1000)
+        )
+    else:
+        microseconds = instant_to_us(value, parameter=parameter, error=InvalidAlarmRefError)
+        milliseconds = _ceil_divide(microseconds, 1000)
     if not MIN_INSTANT_MS <= milliseconds <= MAX_INSTANT_MS:
         raise InvalidAlarmRefError(
             f"{parameter} must be from 0001-01-01T00:00:00.000Z to 9999-12-31T23:59:59.999Z,"

@@ -88,12 +88,7 @@ class HostWriter:
     def _check_may_write(self, operation: str, handling: Handling | None) -> None:
         """As above, within this Trio run and for whoever is in that handling."""
         self._check_not_closed(operation)
-        if handling is not None and not handling.active:
-            raise StorageOperationError(
-                f"{operation}: the handling that started this task is over; what it left behind"
-                " cannot change alarms or open transactions",
-                operation=operation,
-            )
+        _check_not_over(operation, handling)
 
     def prepare(self, session: Session) -> None:
         """Give it what an operation depends on in memory, as its trip is sent."""
@@ -102,6 +97,8 @@ class HostWriter:
 
     def current_transaction(self, operation: str) -> OpenTransaction | None:
         """The open transaction that the running task is inside of, if it may use it (R12)."""
+        if self.database.transaction is None:
+            return None
         frame = find(BlockFrame, self._is_open_here)
         if frame is None:
             return None
@@ -157,7 +154,7 @@ class HostWriter:
         """
         handling = current_handling(self)
         self.check_open(name)
-        self._check_may_write(name, handling)
+        _check_not_over(name, handling)
         transaction = self.current_transaction(name)
         if transaction is not None:
             return await transaction.run_on_alarms(
@@ -173,7 +170,8 @@ class HostWriter:
             grouped=asks_reconciliation,
         )
         value = await self._group.run(member)
-        await self._report(member.part, handling)
+        if member.part is not None:
+            await self._report(member.part, handling)
         return value
 
     async def write_surely(
@@ -210,7 +208,8 @@ class HostWriter:
             await self._within_bound(member)
             await self._report(member.part, handling)
             raise
-        await self._report(member.part, handling)
+        if member.part is not None:
+            await self._report(member.part, handling)
         return value
 
     async def write_within_bound(self, operation: Callable[[Session], T], *, name: str) -> T:
@@ -321,8 +320,10 @@ class HostWriter:
         session = self._session()
         self.prepare(session)
         reconciliation = None
-        if any(member.asks_reconciliation for member in members):
-            reconciliation = self.reconciler.reconciliation(session.now)
+        for member in members:
+            if member.asks_reconciliation:
+                reconciliation = self.reconciler.reconciliation(session.now)
+                break
         change = await self.database.run(
             partial(commit_together, session, members, reconciliation),
             self.gate,
@@ -348,6 +349,15 @@ class HostWriter:
             handling.parked.extend(parked)
         with Reporting():
             await report_parked(parked, current_reporter(self._reporter))
+
+
+def _check_not_over(operation: str, handling: Handling | None) -> None:
+    if handling is not None and not handling.active:
+        raise StorageOperationError(
+            f"{operation}: the handling that started this task is over; what it left behind"
+            " cannot change alarms or open transactions",
+            operation=operation,
+        )
 
 
 def _runs_in(token: trio.lowlevel.TrioToken) -> bool:

@@ -15,7 +15,7 @@ from .._errors import (
 )
 from ._converter import strict_converter
 from ._faults import DuplicateMemberError, explain, type_name
-from ._text import JSON, MAX_DEPTH, MAX_INTEGER_DIGITS, read_json, to_text, write_json
+from ._text import JSON, MAX_DEPTH, MAX_INTEGER_DIGITS, atom_to_text, read_json, to_text, write_json
 
 __all__ = [
     "JSON",
@@ -86,6 +86,9 @@ class PayloadCodec:
             InvalidAlarmPayloadError: It is not of the type, is no JSON, does not come back the
                 same, or is too large or too deep. The message names the field but shows nothing.
         """
+        if self._atomic and type(value) is self._type:
+            # Without a look at it again: its JSON is the value itself.
+            return atom_to_text(value, max_bytes=max_bytes)
         try:
             tree = self._unstructure(value)
         except Exception as error:
@@ -103,8 +106,6 @@ class PayloadCodec:
         return text
 
     def _comes_back(self, value: Any, text: str, stored: JSON) -> bool:
-        if self._atomic and type(value) is self._type:
-            return True  # `to_text` has read it back and compared it
         restored = self._structure(stored, self._type)
         # Compared by text, as there are classes without equality, and aware datetimes in a repeated
         # hour equal none of another zone. A user's converter may write equal sets differently.

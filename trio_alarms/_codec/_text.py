@@ -92,6 +92,20 @@ def to_text(tree: Any, *, max_bytes: int, tuples: bool = False) -> tuple[str, JS
     return text, stored
 
 
+def atom_to_text(atom: str | bool | int | None, *, max_bytes: int) -> str:  # noqa: FBT001 - the value, not a flag
+    """Write one value of a basic type as text; nothing but a fault of its own can be wrong with it.
+
+    Raises:
+        InvalidAlarmPayloadError: It cannot be stored, or is too large.
+    """
+    reason = _scalar_fault(atom)
+    if reason is not None:
+        raise InvalidAlarmPayloadError(f"payload: {reason}")
+    text = write_json(atom)
+    _require_size(text, max_bytes)
+    return text
+
+
 def _require_size(text: str, max_bytes: int) -> None:
     size = len(text) if text.isascii() else len(text.encode())
     if size > max_bytes:

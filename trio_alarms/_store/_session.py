@@ -107,9 +107,9 @@ class Session:
     """
 
     __slots__ = (
+        "_after",
         "_before",
         "_changes_before",
-        "_after",
         "_parts",
         "_probe",
         "_undone",
@@ -182,6 +182,7 @@ class Session:
         Returns its part, if there is anything in it, and its value.
         """
         self.part = None
+        parts = len(self._parts)
         asks_reconciliation = self.asks_reconciliation
         connection = self.connection
         connection.savepoint()
@@ -189,9 +190,8 @@ class Session:
             value = operation(self)
             connection.release()
         except BaseException:
-            if self.part is not None:
-                self._parts.remove(self.part)
-                self.part = None
+            self.part = None
+            del self._parts[parts:]
             self.asks_reconciliation = asks_reconciliation
             self._undone = True
             connection.undo()
@@ -210,9 +210,7 @@ class Session:
             del self.part.callbacks[mark.callbacks :]
         self.asks_reconciliation = mark.asks_reconciliation
 
-    def commit(
-        self, reconciliation: _native.Reconciliation | None
-    ) -> _native.NativeChange | None:
+    def commit(self, reconciliation: _native.Reconciliation | None) -> _native.NativeChange | None:
         """Reconcile where that was asked for, and commit; a failure rolls everything back.
 
         Returns what reconciling changed, if it did; what was newly parked is in the parts.
