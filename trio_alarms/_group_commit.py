@@ -302,8 +302,11 @@ class GroupCommit:
 
         async def attempt() -> None:
             if self._company:
-                # Tasks that are about to write in this turn of the event loop come along.
+                # Tasks that are about to write in this turn of the event loop come along; Trio
+                # runs them before or after this one, by chance.
                 await trio.lowlevel.checkpoint()
+                if len(batch.members) == 1:
+                    await trio.lowlevel.checkpoint()
             self._open = None if self._open is batch else self._open
             members = batch.take()
             self._company = len(members) > 1 or self._queue.last is not None
