@@ -153,11 +153,9 @@ class Dispatch:
     async def _run_automatic(self, lane: Lane, nursery: trio.Nursery) -> None:  # noqa: ASYNC910 - choosing them was a checkpoint
         """Start the rows in order, as many at a time as there are places."""
         while not self._starts_nothing():
-            if lane.ready:
-                lane.start(nursery, self._run_row, lane.ready.popleft(), lane, nursery)
-                if lane.ready:
-                    # Tasks that become runnable together run in any order.
-                    await trio.lowlevel.checkpoint()
+            if lane.unclaimed:
+                lane.start_ready(nursery, self._run_next)
+                await trio.lowlevel.checkpoint()
             elif lane.upcoming and lane.place_free:
                 lane.places_taken += 1
                 lane.start(nursery, self._take_next, lane)
@@ -181,13 +179,15 @@ class Dispatch:
                 lane.leave_place()
         lane.wake()
 
-    async def _run_row(self, taken: Taken, lane: Lane, nursery: trio.Nursery) -> None:  # noqa: ASYNC910 - the trip for its row is the checkpoint
-        """Run one row; the row that follows gets its place."""
+    async def _run_next(self, lane: Lane, nursery: trio.Nursery) -> None:  # noqa: ASYNC910 - the trip for its row is the checkpoint
+        """Run the row that is ready first; the row that follows gets its place."""
+        taken = lane.claim()
         following = NextRow(lane)
         try:
             # Cancelled since the row before was settled: this one does not begin.
             await trio.lowlevel.checkpoint_if_cancelled()
-            await self._process(taken, following)
+            if not self._starts_nothing():
+                await self._process(taken, following)
         except StorageOperationError as error:
             self._tally.stop(error)
         finally:
@@ -199,7 +199,7 @@ class Dispatch:
                 lane.wake()
             else:
                 # A turn of the loop earlier than `_run_automatic` would.
-                lane.start(nursery, self._run_row, lane.ready.popleft(), lane, nursery)
+                lane.start_ready(nursery, self._run_next)
 
     async def _run_manual(self, rows: Sequence[DueRow], permits: trio.CapacityLimiter) -> None:
         """Start the rows, each once it has its permit; they take their permits in order."""

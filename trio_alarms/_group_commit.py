@@ -8,7 +8,7 @@ for all of them: one transaction, a savepoint for each, one reconciliation, one 
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import attrs
 import trio
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ._store._session import Part, Session
 
 T = TypeVar("T")
+
+# How many commits go on looking for company after one that was shared, or waited for. Tasks that
+# write together go on to do so, often with a look of somebody's between them.
+_LOOKS_AFTER_COMPANY: Final = 3
 
 
 @attrs.define(eq=False)
@@ -191,8 +195,8 @@ class GroupCommit:
         self._commit = commit
         # The batch that can still be joined, while nobody has queued behind it.
         self._open: _Batch | None = None
-        # Whether the last commit was shared, or waited for; a lone caller waits for nobody.
-        self._company = False
+        # How many more commits look for company first; a lone caller waits for nobody.
+        self._looks = 0
 
     async def run(self, member: Member[T]) -> T:
         """Wait for the turn, commit, alone or together with others, and return the value.
@@ -200,7 +204,7 @@ class GroupCommit:
         Cancelled before it is taken into a trip the operation leaves the queue without a trace;
         after that its outcome is what happened (R11).
         """
-        if self._company or not member.grouped or not self._queue.try_acquire():
+        if self._looks or not member.grouped or not self._queue.try_acquire():
             return await self._run_in_company(member)
         # Nobody can join a lone caller before its trip begins, so it needs no batch.
         try:
@@ -301,7 +305,7 @@ class GroupCommit:
             batch.deadline = trio.current_time() + self._database.busy_timeout
 
         async def attempt() -> None:
-            if self._company:
+            if self._looks:
                 # Tasks that are about to write in this turn of the event loop come along; Trio
                 # runs them before or after this one, by chance.
                 await trio.lowlevel.checkpoint()
@@ -309,7 +313,8 @@ class GroupCommit:
                     await trio.lowlevel.checkpoint()
             self._open = None if self._open is batch else self._open
             members = batch.take()
-            self._company = len(members) > 1 or self._queue.last is not None
+            shared = len(members) > 1 or self._queue.last is not None
+            self._looks = _LOOKS_AFTER_COMPANY if shared else max(0, self._looks - 1)
             if not members:
                 return  # noqa: ASYNC910 - all were refused
             try:

@@ -48,11 +48,18 @@ class Lane:
         # In hand and to be started, in order.
         self.ready: deque[Taken] = deque()
         self.places_taken = 0
+        # Invariant: so many tasks will claim a row that is ready, as their first step.
+        self._starting = 0
 
     @property
     def place_free(self) -> bool:
         """Whether another row may be taken in hand."""
         return self.places_taken < self._places
+
+    @property
+    def unclaimed(self) -> int:
+        """How many rows are ready and have no task yet."""
+        return len(self.ready) - self._starting
 
     @property
     def one_at_a_time(self) -> bool:
@@ -73,6 +80,22 @@ class Lane:
         """Nothing follows in somebody's place."""
         self.places_taken -= 1
         self.wake()
+
+    def start_ready(
+        self, nursery: trio.Nursery, run: Callable[[Lane, trio.Nursery], Awaitable[None]]
+    ) -> None:
+        """Start a task for each row that is ready and has none.
+
+        Tasks that become runnable together run in any order, so each claims its row as it begins.
+        """
+        for _ in range(self.unclaimed):
+            self._starting += 1
+            self.start(nursery, run, self, nursery)
+
+    def claim(self) -> Taken:
+        """Take the first row that is ready."""
+        self._starting -= 1
+        return self.ready.popleft()
 
     def start(
         self, nursery: trio.Nursery, function: Callable[..., Awaitable[None]], *arguments: object
