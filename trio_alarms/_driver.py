@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ._store._native import NativeState
 
 _OTHER_CLOCK_SLICE_SECONDS: Final = 30.0
+# How long before a deadline by the wall clock the native alarm is read again, so that at the
+# deadline itself nothing is left to do but to deliver.
+_READ_AHEAD_MS: Final = 2
 
 
 class Deliveries(Protocol):
@@ -44,7 +47,8 @@ class Deliveries(Protocol):
 class Driver:
     """One task per host that delivers its native alarm.
 
-    Every wake is a hint: target and clock are read again before anything is delivered.
+    Every wake is a hint: target and clock are read again before anything is delivered, by the wall
+    clock as the deadline approaches and else once it has come.
     """
 
     def __init__(self, deliveries: Deliveries, episodes: Episodes) -> None:
@@ -83,12 +87,21 @@ class Driver:
         self._delivering = False
         state = await self._deliveries.read_state()
         target = state.native_alarm
-        if target is not None and target <= self._deliveries.clock.now_ms():
-            self._delivering = True
-            await self._deliveries.deliver(managed=state.managed)
-            self._episodes.end()
-        else:
+        clock = self._deliveries.clock
+        now = clock.now_ms()
+        if target is None or target > now:
+            if not isinstance(clock, SystemClock) or target is None:
+                await self._sleep_until(target)
+                return
+            if target - now > _READ_AHEAD_MS:
+                await self._sleep_until(target - _READ_AHEAD_MS)
+                return
             await self._sleep_until(target)
+            if self._stale or clock.now_ms() < target:
+                return
+        self._delivering = True
+        await self._deliveries.deliver(managed=state.managed)
+        self._episodes.end()
 
     async def _sleep_until(self, target: int | None) -> None:
         """Sleep until the target, a wake, or the end of this clock's slice."""

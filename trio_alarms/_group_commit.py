@@ -36,7 +36,9 @@ class Member(Generic[T]):
 
     `check` refuses it, before every try. `landed` gets its value in the loop before anybody else
     has the turn. A `sure` one is not given up once its turn has come. One that is not `writing`
-    only looks; one that is not `grouped` has a commit of its own.
+    only looks; one that is not `grouped` has a commit of its own. One that is not `synced` need not
+    be on the disk unless it changes rows itself: what reconciling writes follows from the table,
+    and every opening writes it anew (R52).
     """
 
     operation: Callable[[Session], T]
@@ -47,6 +49,7 @@ class Member(Generic[T]):
     sure: bool = False
     writing: bool = True
     grouped: bool = True
+    synced: bool = True
     _value: T | None = None
     part: Part | None = None
     error: BaseException | None = None
@@ -76,6 +79,7 @@ class Member(Generic[T]):
 
     def run(self, session: Session) -> None:
         """Run it as one of several; its failure is its own, but for a busy database."""
+        self.error = None
         try:
             if self.writing:
                 self.part, self._value = session.run_part(self.operation)
@@ -350,12 +354,14 @@ def commit_together(
         for member in members:
             member.run(session)
         return None
-    session.begin()
+    synced = any(member.synced for member in members)
+    session.begin(synced=synced)
     try:
-        if len(members) == 1:
-            members[0].run_alone(session)
-        else:
-            _run_each(session, members)
+        _run_all(session, members)
+        if session.has_changed_rows and not synced:
+            session.rollback()
+            session.begin()
+            _run_all(session, members)
     except BaseException:
         session.rollback()
         raise
@@ -365,7 +371,10 @@ def commit_together(
     return session.commit(reconciliation)
 
 
-def _run_each(session: Session, members: Sequence[Member[Any]]) -> None:
+def _run_all(session: Session, members: Sequence[Member[Any]]) -> None:
+    if len(members) == 1:
+        members[0].run_alone(session)
+        return
     for member in members:
         member.run(session)
         # After some failures SQLite rolls back by itself, and the next savepoint would begin a

@@ -242,7 +242,7 @@ class Passes:
                 return
             if native and joined.managed:
                 # The platform has consumed the timestamp: never leave the host unarmed (R21).
-                await self._writer.write(nothing, name="deliver")
+                await self._writer.write(nothing, name="deliver", synced=False)
             await joined.over.wait()
             if joined.outcome is None:
                 return
@@ -311,7 +311,7 @@ class Passes:
             if not this.native:
                 await self._wakes.until_scopes_end()
                 continue
-            await self._writer.write(nothing, name="deliver")
+            await self._writer.write(nothing, name="deliver", synced=False)
             async with BodyNursery(unwrap=True) as nursery:
                 nursery.start_soon(self._keep_guard)
                 await self._wakes.until_scopes_end()
@@ -335,7 +335,7 @@ class Passes:
         while True:
             await self._sleep_until(self._wakes.guard_at)
             try:
-                await self._writer.write(nothing, name="guard")
+                await self._writer.write(nothing, name="guard", synced=False)
             except StorageOperationError as error:
                 self._host.note_storage_failure(error)
                 await trio.sleep(_RENEWAL_RETRY_SECONDS)
@@ -394,7 +394,9 @@ class Passes:
         due = self._host.prepare_dispatch(scope)
         try:
             # One commit sets the guard and chooses what is due.
-            async with self._wakes.deferring(self._writer, configuration, due.choose, due.landed):
+            async with self._wakes.deferring(
+                self._writer, configuration, due.choose, due.landed, synced=False
+            ):
                 this.stage = Stage.DISPATCHING
                 this.began_dispatch = True
                 this.before_dispatch.cancel()
@@ -440,7 +442,7 @@ class Passes:
         self._set_guard_rule(this)
         try:
             if needed:
-                await self._writer.write_surely(nothing, name="reconcile")
+                await self._writer.write_surely(nothing, name="reconcile", synced=False)
         finally:
             self._wakes.end_pass()
 

@@ -139,6 +139,8 @@ class Wakes:
         configuration: ResolvedConfiguration,
         operation: Callable[[Session], Any] = nothing,
         landed: Callable[[Any], None] | None = None,
+        *,
+        synced: bool = True,
     ) -> AsyncIterator[None]:
         """Hold the guard armed around the body, then reconcile; see `defer_wakes` (R17-R19).
 
@@ -149,7 +151,7 @@ class Wakes:
         self._enter_scope(writer.clock.now_ms(), configuration.in_flight_recovery_ms)
         frame = DeferFrame(self)
         try:
-            await writer.write(operation, name="defer_wakes", landed=landed)
+            await writer.write(operation, name="defer_wakes", landed=landed, synced=synced)
             with frame:
                 yield
         except BaseException as error:

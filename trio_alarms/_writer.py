@@ -146,11 +146,13 @@ class HostWriter:
         name: str,
         landed: Callable[[T], None] | None = None,
         asks_reconciliation: bool = True,
+        synced: bool = True,
     ) -> T:
         """Run an operation on alarms: durable on return, or inside the task's block with it.
 
         A checkpoint. Cancelled before its commit has begun it leaves nothing behind, and not
-        after (R11). `landed` gets the value, once it is durable, before anybody else writes.
+        after (R11). `landed` gets the value, once it is durable, before anybody else writes. Not
+        `synced` it is durable on return only if it changes alarms itself.
         """
         handling = current_handling(self)
         self.check_open(name)
@@ -168,6 +170,7 @@ class HostWriter:
             asks_reconciliation=asks_reconciliation,
             # One that writes the native alarm itself must see what the commit before left there.
             grouped=asks_reconciliation,
+            synced=synced,
         )
         value = await self._group.run(member)
         if member.part is not None:
@@ -182,6 +185,7 @@ class HostWriter:
         handling: Handling | None = None,
         landed: Callable[[T], None] | None = None,
         asks_reconciliation: bool = True,
+        synced: bool = True,
     ) -> T:
         """Run an operation of ours that cancellation must not prevent; then it is raised.
 
@@ -200,6 +204,7 @@ class HostWriter:
             asks_reconciliation=asks_reconciliation,
             sure=True,
             grouped=asks_reconciliation,
+            synced=synced,
         )
         try:
             value = await self._group.run(member)

@@ -152,8 +152,13 @@ class Connection:
     application are looked at before they are sent as well.
     """
 
-    def __init__(self, raw: _RawConnection) -> None:
+    def __init__(
+        self, raw: _RawConnection, synchronous: Literal["full", "normal", "off"] = "full"
+    ) -> None:
         self.raw = raw
+        self._synchronous: Literal["full", "normal", "off"] = synchronous
+        # Invariant: whether SQLite's level is the one above; see `begin`.
+        self._synced = True
         # Invariant: true only while one of our own control statements runs.
         self._controlling = False
         # Invariant: true only while a function of the application's runs in `call`.
@@ -171,10 +176,18 @@ class Connection:
         """Close it; what is not committed is lost."""
         self.raw.close()
 
-    def begin(self) -> None:
-        """Begin a write transaction; `sqlite3.OperationalError` while another writer holds it."""
+    def begin(self, *, synced: bool = True) -> None:
+        """Begin a write transaction; `sqlite3.OperationalError` while another writer holds it.
+
+        Not `synced` its commit is not waited for until the disk has it: a crash of the system, but
+        not of the process, may undo it together with all that comes before the next synced one.
+        """
         # Open only where rolling back has failed; nobody may commit that.
         self.rollback()
+        if synced is not self._synced:
+            level = self._synchronous if synced or self._synchronous == "off" else "normal"
+            self._control(f"PRAGMA synchronous = {level} /* trio_alarms */")
+            self._synced = synced
         self._control("BEGIN IMMEDIATE /* trio_alarms */")
 
     def commit(self) -> None:
@@ -414,7 +427,7 @@ def open_writer(
     try:
         raw.execute(f"PRAGMA synchronous = {synchronous}")
         raw.execute(f"PRAGMA journal_size_limit = {_WAL_SIZE_LIMIT}")
-        return Connection(raw)
+        return Connection(raw, synchronous)
     except BaseException:
         raw.close()
         raise

@@ -143,10 +143,15 @@ class Session:
         self._after: dict[AlarmRef, bytes | None] = {}
         self._undone = False
 
-    def begin(self) -> None:
+    def begin(self, *, synced: bool = True) -> None:
         """Begin; raises SQLite's busy error while another process writes."""
-        self.connection.begin()
+        self.connection.begin(synced=synced)
         self._changes_before = self.connection.raw.total_changes
+
+    @property
+    def has_changed_rows(self) -> bool:
+        """Whether a statement has changed anything since it began."""
+        return self.connection.raw.total_changes != self._changes_before
 
     def read(self, ref: AlarmRef) -> AlarmRow | None:
         """The row as this transaction sees it."""
@@ -276,8 +281,7 @@ class Session:
 
     def _probe_before_commit(self) -> int | None:
         """What to compare a doubtful commit with, where no alarm can tell."""
-        changed = self.connection.raw.total_changes != self._changes_before
-        return self._probe.data_version() if changed else None
+        return self._probe.data_version() if self.has_changed_rows else None
 
     def _commit(self, witness: tuple[AlarmRef, bytes | None] | None, probed: int | None) -> None:
         try:
