@@ -10,11 +10,11 @@ import trio
 
 from ._dispatch_plan import DispatchState, Plan, Tally
 from ._errors import StorageOperationError
-from ._lane import Lane, NextRow, Taken
+from ._lane import Lane, NextRow, NothingFollows, Taken
 from ._nursery import BodyNursery
 from ._row_handler import RowHandler
 from ._store import _alarms
-from ._store._alarms import DueRow
+from ._store._alarms import DueRow, DueWindow
 from ._time import saturated
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MANUAL_LIMIT: Final = 100
 MANUAL_CONCURRENCY: Final = 4
+
+# A manual row has no acknowledgement to bring another along.
+_NOTHING_FOLLOWS: Final = NothingFollows()
 
 
 @attrs.frozen
@@ -49,8 +52,6 @@ class Dispatch:
         self._tally = Tally()
         self._handlers = RowHandler(state, plan, self._tally)
         self._lane = Lane(plan.options.concurrency, self._admit)
-        # What follows a manual row, which has no acknowledgement to bring another along.
-        self._nothing_follows = NextRow(Lane(0, self._admit))
         self._chosen = False
         self._manual: list[DueRow] = []
         self._manual_started: list[DueRow] = []
@@ -78,13 +79,24 @@ class Dispatch:
                 self._let_go(due.ref, due.revision)
         return self._tally.result()
 
-    def choose(self, session: Session) -> Chosen:
+    @property
+    def has_nothing_to_do(self) -> bool:
+        """Whether nothing was due when that was looked for, so that `run` need not be called."""
+        return (
+            self._chosen
+            and not self._lane.ready
+            and not self._lane.upcoming
+            and not self._manual
+            and not self._state.unacknowledged
+        )
+
+    def choose(self, session: Session, window: DueWindow | None = None) -> Chosen:
         """Look what is due, re-read what starts at once, and move the manual rows (R25-R27)."""
         plan = self._plan
         limit = plan.options.limit if plan.automatic else 0
-        automatic = self._due(session, "automatic", limit) if limit else []
+        automatic = self._due(session, "automatic", limit, window) if limit else []
         first = [session.read(row.ref) for row in automatic[: plan.options.concurrency]]
-        manual = self._due(session, "manual", MANUAL_LIMIT)
+        manual = self._due(session, "manual", MANUAL_LIMIT, window)
         for row in manual:
             # To where they come back if this process dies (R26).
             delay = (
@@ -108,7 +120,9 @@ class Dispatch:
         while self._lane.ready:
             self._release(self._lane.ready.popleft())
 
-    def _due(self, session: Session, lifecycle: Lifecycle, limit: int) -> list[DueRow]:
+    def _due(
+        self, session: Session, lifecycle: Lifecycle, limit: int, window: DueWindow | None
+    ) -> list[DueRow]:
         return _alarms.select_due(
             session.connection.raw,
             session.host,
@@ -116,6 +130,7 @@ class Dispatch:
             view=self._plan.view,
             now=session.now,
             limit=limit,
+            window=window,
         )
 
     async def _forget_settled(self) -> None:  # noqa: ASYNC910 - choosing what is due is one
@@ -239,7 +254,7 @@ class Dispatch:
             # Cancelled since it was taken in hand: it does not begin.
             await trio.lowlevel.checkpoint_if_cancelled()
             if not self._starts_nothing():
-                await self._process(taken, self._nothing_follows)
+                await self._process(taken, _NOTHING_FOLLOWS)
         except StorageOperationError as error:
             self._tally.stop(error)
         finally:
@@ -265,7 +280,7 @@ class Dispatch:
         self._state.running[row.ref] = trio.current_time()
         return Taken(due, row)
 
-    async def _process(self, taken: Taken, following: NextRow) -> None:
+    async def _process(self, taken: Taken, following: NextRow | NothingFollows) -> None:
         due, row, handled = taken.due, taken.row, taken.handled
         if handled is not None:
             await self._handlers.acknowledge(

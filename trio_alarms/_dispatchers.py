@@ -22,7 +22,7 @@ from ._handling import current_handling
 from ._model import DispatchResult
 from ._nursery import BodyNursery, combined
 from ._options import DispatchOptions
-from ._store._alarms import ALL_TAGS, TagView
+from ._store._alarms import ALL_TAGS, DueWindow, TagView
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -70,6 +70,19 @@ class DispatchFrame(Frame):
         self.over: bool = False
 
 
+class Registered:
+    """A registration's dispatchers, each with its routes and the tags that it sees."""
+
+    def __init__(self, dispatchers: Sequence[Dispatcher]) -> None:
+        self.dispatchers: Sequence[tuple[Dispatcher, FindRoute, TagView]] = [
+            (dispatcher, routes_of(dispatcher), TagView(only=dispatcher.tags))
+            for dispatcher in dispatchers
+        ]
+        self.unowned: TagView = TagView(
+            excluded=frozenset(tag for dispatcher in dispatchers for tag in dispatcher.tags)
+        )
+
+
 class Dispatchers:
     """Everything that a host dispatches."""
 
@@ -111,19 +124,19 @@ class Dispatchers:
         """Every dispatcher concurrently, each with its tags, then the unknown-tag policy (R30)."""
         return await self._directly(
             "run",
-            lambda frame: self._prepare(dispatchers, None, frame).run(),
+            lambda frame: self._prepare(Registered(dispatchers), None, frame).run(),
             manual_tags=frozenset(tag for one in dispatchers for tag in one.manual_tags),
         )
 
     def prepare_pass(
         self,
         scope: EventScope[Any],
-        dispatchers: Sequence[Dispatcher],
+        registered: Registered,
         hook: Callable[[], Awaitable[object]] | None,
     ) -> PassDispatch:
         """What a host's own pass dispatches: its registration's dispatchers and its hook."""
         frame = DispatchFrame(self, scope)
-        return PassDispatch(frame, self._prepare(dispatchers, hook, frame))
+        return PassDispatch(frame, self._prepare(registered, hook, frame))
 
     async def _directly(
         self,
@@ -211,24 +224,17 @@ class Dispatchers:
 
     def _prepare(
         self,
-        dispatchers: Sequence[Dispatcher],
+        registered: Registered,
         hook: Callable[[], Awaitable[object]] | None,
         frame: DispatchFrame,
     ) -> _Prepared:
         """Dispatchers side by side; the hook after those with automatic alarms (R30, R34)."""
         prepared = _Prepared()
-        for dispatcher in dispatchers:
-            dispatch = self._dispatch(
-                routes_of(dispatcher),
-                dispatcher.options,
-                frame,
-                view=TagView(only=dispatcher.tags),
-            )
+        for dispatcher, find_route, view in registered.dispatchers:
+            dispatch = self._dispatch(find_route, dispatcher.options, frame, view=view)
             first = hook is not None and dispatcher.has_automatic
             (prepared.before_hook if first else prepared.beside).append(dispatch)
-        unowned = TagView(
-            excluded=frozenset(tag for dispatcher in dispatchers for tag in dispatcher.tags)
-        )
+        unowned = registered.unowned
         if hook is None:
             # Due rows of tags that nobody owns: they fail and back off, none is deleted (R30).
             prepared.beside.append(
@@ -318,8 +324,11 @@ class _Prepared:
     async def run(self) -> DispatchResult:
         """Run all of them; what fails is raised together at the end."""
         gathered = _Gathered()
+        busy = [dispatch for dispatch in self.beside if not dispatch.has_nothing_to_do]
+        if len(busy) == 1 and not self.before_hook and self.hook is None:
+            return await busy[0].run()
         async with BodyNursery(unwrap=True) as nursery:
-            for dispatch in self.beside:
+            for dispatch in busy:
                 nursery.start_soon(gathered.add, dispatch.run)
             if self.before_hook:
                 async with BodyNursery(unwrap=True) as first:
@@ -339,7 +348,8 @@ class PassDispatch:
 
     def choose(self, session: Session) -> Sequence[Chosen]:
         """Look what is due, for all dispatchers."""
-        return [dispatch.choose(session) for dispatch in self._prepared.dispatches]
+        window = DueWindow()
+        return [dispatch.choose(session, window) for dispatch in self._prepared.dispatches]
 
     def landed(self, chosen: Sequence[Chosen]) -> None:
         """What was chosen is durable."""

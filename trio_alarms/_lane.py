@@ -141,3 +141,14 @@ class NextRow:
         """The trip is back; in the loop, before anybody else writes."""
         if self._due is not None:
             self.in_hand = self._lane.admit(self._due, self._found)
+
+
+class NothingFollows:
+    """What comes after a row whose trip brings no other along."""
+
+    def read_after(self, operation: Callable[[Session], T]) -> Callable[[Session], T]:
+        """The operation alone."""
+        return operation
+
+    def landed(self, _: object) -> None:
+        """The trip is back."""

@@ -11,7 +11,7 @@ from ._configuration import resolve_configuration
 from ._context import context_outside
 from ._database import Database, Gate, acquire_database, release_database
 from ._dispatch_plan import DispatchState
-from ._dispatchers import Dispatchers, PassDispatch
+from ._dispatchers import Dispatchers, PassDispatch, Registered
 from ._driver import Driver
 from ._episodes import Episodes
 from ._errors import HostClosingError, StorageOperationError
@@ -67,6 +67,8 @@ class HostRuntime:
         )
         # Who gets what a pass of ours raised; the test harness raises it instead of logging it.
         self.on_pass_failure: Callable[[Exception], None] = self.episodes.log
+        registration = settings.registration
+        self._registered = Registered(() if registration is None else registration.dispatchers)
         self._raw_delivery = RawDelivery(self.writer, self.native_alarm)
         self._driver = Driver(self, self.episodes)
         self._nursery: trio.Nursery | None = None
@@ -94,9 +96,7 @@ class HostRuntime:
 
     def prepare_dispatch(self, scope: EventScope[Any]) -> PassDispatch:
         """What a managed host's pass does."""
-        registration = self.settings.registration
-        dispatchers = () if registration is None else registration.dispatchers
-        return self.dispatchers.prepare_pass(scope, dispatchers, self._hook())
+        return self.dispatchers.prepare_pass(scope, self._registered, self._hook())
 
     async def deliver_raw(self, scope: EventScope[Any]) -> None:  # noqa: ASYNC910 - what it awaits is the checkpoint, where there is anything to do
         """What a delivery of a host that is not managed does (R35)."""

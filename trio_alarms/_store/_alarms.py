@@ -73,6 +73,8 @@ EARLIEST: Final = (
 _FEW_TAGS: Final = 32
 _SKIPPED: Final = 1_000
 _LARGEST_WINDOW: Final = 2**62
+# What is due is mostly little, and then found with one statement for all tags.
+_WINDOW: Final = 64
 
 DueKey: TypeAlias = tuple[int, str, str, bytes]
 
@@ -93,8 +95,14 @@ class TagView:
     only: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
 
+    def sees(self, tag: str) -> bool:
+        """Whether alarms of this tag are seen."""
+        return tag not in self.excluded and (self.only is None or tag in self.only)
+
     def narrowed(self, inner: TagView) -> TagView:
         """What is seen through both views."""
+        if self is ALL_TAGS:
+            return inner
         excluded = self.excluded | inner.excluded
         if self.only is None and inner.only is None:
             return TagView(excluded=excluded)
@@ -166,6 +174,23 @@ def has_due(connection: sqlite3.Connection, host: str, now: int) -> bool:
     return earliest is not None and earliest <= now
 
 
+class DueWindow:
+    """What is due first of a host, whatever its tag: read once for several dispatches."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Lifecycle, list[DueKey]] = {}
+
+    def all_due(
+        self, connection: sqlite3.Connection, host: str, lifecycle: Lifecycle, now: int
+    ) -> list[DueKey] | None:
+        """All that is due, in dispatch order; `None` where that is more than a few."""
+        keys = self._keys.get(lifecycle)
+        if keys is None:
+            keys = connection.execute(DUE_BY_WAKE, (host, lifecycle, now, _WINDOW)).fetchall()
+            self._keys[lifecycle] = keys
+        return keys if len(keys) < _WINDOW else None
+
+
 def select_due(
     connection: sqlite3.Connection,
     host: str,
@@ -174,10 +199,17 @@ def select_due(
     view: TagView,
     now: int,
     limit: int,
+    window: DueWindow | None = None,
 ) -> list[DueRow]:
-    """Up to `limit` due rows of the view's tags in dispatch order, read from an index alone."""
+    """Up to `limit` due rows of the view's tags in dispatch order, read from an index alone.
+
+    With a `window`, which all calls of one moment may share, from that where it will do.
+    """
     keys: Sequence[DueKey]
-    if view == ALL_TAGS:
+    all_due = None if window is None else window.all_due(connection, host, lifecycle, now)
+    if all_due is not None:
+        keys = [key for key in all_due if view.sees(key[1])][:limit]
+    elif view == ALL_TAGS:
         keys = connection.execute(DUE_BY_WAKE, (host, lifecycle, now, limit)).fetchall()
     elif view.only is not None:
         keys = _due_of(connection, host, lifecycle, view.only, now, limit)
