@@ -442,7 +442,7 @@ class Passes:
         self._set_guard_rule(this)
         try:
             if needed:
-                await self._writer.write_surely(nothing, name="reconcile", synced=False)
+                await self._writer.write_surely(nothing, name="reconcile")
         finally:
             self._wakes.end_pass()
 

@@ -53,14 +53,14 @@ class Fault:
         self.times: list[float] = []
         begin = _connection.Connection.begin
 
-        def faulty_begin(connection: _connection.Connection) -> None:
+        def faulty_begin(connection: _connection.Connection, *, synced: bool = True) -> None:
             if self.code is not None:
                 self.times.append(trio.current_time())
                 error = sqlite3.OperationalError("a fault")
                 error.sqlite_errorname = self.code
                 error.sqlite_errorcode = getattr(sqlite3, self.code)
                 raise error
-            begin(connection)
+            begin(connection, synced=synced)
 
         monkeypatch.setattr(_connection.Connection, "begin", faulty_begin)
 

@@ -106,8 +106,10 @@ MUTANTS: Final = (
         try:
             change = None
             if self.asks_reconciliation and reconciliation is not None:
+                self.reconciled = True
                 change = _native.reconcile(self.connection.raw, self.host, reconciliation)
-            parked = self._newly_parked()
+            if self._parts:
+                self._find_newly_parked()
             witness = self._witness()
             probed = self._probe_before_commit() if witness is None else None
         except BaseException:
@@ -117,7 +119,8 @@ MUTANTS: Final = (
 """,
         new="""\
         try:
-            parked = self._newly_parked()
+            if self._parts:
+                self._find_newly_parked()
             witness = self._witness()
             probed = self._probe_before_commit() if witness is None else None
         except BaseException:
@@ -126,6 +129,7 @@ MUTANTS: Final = (
         self._commit(witness, probed)
         change = None
         if self.asks_reconciliation and reconciliation is not None:
+            self.reconciled = True
             change = _native.reconcile(self.connection.raw, self.host, reconciliation)
 """,
         test="test_session.py::test_a_reconciliation_that_fails_rolls_back",
@@ -322,8 +326,8 @@ MUTANTS: Final = (
         rule="R16",
         breaks="what was parked before is reported again",
         file="_store/_session.py",
-        old="if row.parked and not self._before[row.ref].parked:",
-        new="if row.parked:",
+        old="if before is None or not before[1]:",
+        new="if before is None or before[0]:",
         test="behaviour/test_parked_reports.py::test_a_parked_episode_is_reported_once",
     ),
     Mutant(
@@ -375,11 +379,12 @@ MUTANTS: Final = (
         rule="R18",
         breaks="a scope inside another one commits no guard",
         file="_wakes.py",
-        old='await writer.write(operation, name="defer_wakes", landed=landed)',
+        old='await writer.write(operation, name="defer_wakes", landed=landed, synced=synced)',
         new=(
             "await trio.lowlevel.checkpoint()\n"
             "            if self._scopes == 1:\n"
-            '                await writer.write(operation, name="defer_wakes", landed=landed)'
+            '                await writer.write(operation, name="defer_wakes", landed=landed,'
+            " synced=synced)"
         ),
         test=(
             "behaviour/test_defer_wakes.py"
@@ -390,7 +395,7 @@ MUTANTS: Final = (
         rule="R17",
         breaks="entering a scope commits no guard",
         file="_wakes.py",
-        old='await writer.write(operation, name="defer_wakes", landed=landed)',
+        old='await writer.write(operation, name="defer_wakes", landed=landed, synced=synced)',
         new="await trio.lowlevel.checkpoint()",
         test=(
             "behaviour/test_defer_wakes.py"
@@ -401,14 +406,37 @@ MUTANTS: Final = (
         rule="R20",
         breaks="reconciling only ever lowers the native alarm",
         file="_store/_native.py",
-        old="        return _alarms.earliest_wake(connection, host)\n",
+        old="        target = _alarms.earliest_wake(connection, host)\n",
         new=(
-            "        earliest = _alarms.earliest_wake(connection, host)\n"
-            "        if native_alarm is None or earliest is None:\n"
-            "            return earliest\n"
-            "        return min(native_alarm, earliest)\n"
+            "        target = _alarms.earliest_wake(connection, host)\n"
+            "        if native_alarm is not None and target is not None:\n"
+            "            target = min(native_alarm, target)\n"
         ),
         test="behaviour/test_reconciliation.py::test_every_scheduling_method_reconciles",
+    ),
+    Mutant(
+        rule="R60",
+        breaks="a pass that moves manual alarms does not wait for the disk",
+        file="_group_commit.py",
+        old="if session.has_changed_rows and not synced:",
+        new="if session.now < 0:",
+        test="behaviour/test_synced_commits.py::test_a_pass_that_moves_manual_alarms_is_synced",
+    ),
+    Mutant(
+        rule="R60",
+        breaks="what comes after the guard of a pass is not synced either",
+        file="_store/_connection.py",
+        old="if synced is not self._synced:",
+        new="if self._synced and not synced:",
+        test="behaviour/test_synced_commits.py::test_all_but_the_guard_of_a_pass_is_synced",
+    ),
+    Mutant(
+        rule="R27",
+        breaks="rows that become ready together start in any order",
+        file="_lane.py",
+        old="return self.ready.popleft()",
+        new="return self.ready.pop()",
+        test="behaviour/test_dispatch.py::test_automatic_rows_start_in_order_at_most_so_many_at_a_time",
     ),
     Mutant(
         rule="R21",
@@ -539,16 +567,16 @@ MUTANTS: Final = (
         breaks="the next row is re-read before its predecessor is handled",
         file="_dispatch.py",
         old=(
-            "            await self._process(taken, following)\n"
+            "                await self._process(taken, following)\n"
             "        except StorageOperationError as error:\n"
         ),
         new=(
-            "            await self._writer.look(\n"
-            "                following.read_after(lambda _: None),\n"
-            '                name="dispatch",\n'
-            "                landed=following.landed,\n"
-            "            )\n"
-            "            await self._process(taken, NextRow(Lane(0, self._admit)))\n"
+            "                await self._writer.look(\n"
+            "                    following.read_after(lambda _: None),\n"
+            '                    name="dispatch",\n'
+            "                    landed=following.landed,\n"
+            "                )\n"
+            "                await self._process(taken, _NOTHING_FOLLOWS)\n"
             "        except StorageOperationError as error:\n"
         ),
         test=(
@@ -562,9 +590,13 @@ MUTANTS: Final = (
         file="_dispatch.py",
         old=(
             "            await trio.lowlevel.checkpoint_if_cancelled()\n"
-            "            await self._process(taken, following)\n"
+            "            if not self._starts_nothing():\n"
+            "                await self._process(taken, following)\n"
         ),
-        new="            await self._process(taken, following)\n",
+        new=(
+            "            if not self._starts_nothing():\n"
+            "                await self._process(taken, following)\n"
+        ),
         test=(
             "behaviour/test_one_trip.py"
             "::test_a_pass_cancelled_as_a_row_is_settled_does_not_start_the_next"
