@@ -72,6 +72,52 @@ async def test_a_row_does_not_start_where_the_commit_that_brought_it_failed(
     assert runtime.dispatch_state.running == {}
 
 
+@pytest.mark.parametrize("draw", [0.0, 0.9])
+async def test_a_row_that_was_brought_along_does_not_start_once_the_host_closes(
+    mock_clock: trio.testing.MockClock,
+    open_world: OpenWorld,
+    storage_kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    draw: float,
+) -> None:
+    """Closing began in the turn of the loop between its re-read and its start (R6, R27)."""
+    started: list[str] = []
+    go = trio.Event()
+
+    async def handler(event: AlarmDue[Any]) -> None:
+        started.append(event.id)
+        await go.wait()
+
+    world, watch = await open_watched(open_world, mock_clock, storage_kind)
+    scheduler = world.host.scheduler
+    runtime = world.host._runtime
+    for number in range(4):
+        await scheduler.schedule_alarm("due", f"{number}", after=0)
+    options = DispatchOptions(concurrency=2)
+
+    async def write_and_close() -> None:
+        await scheduler.schedule_alarm("later", "a", after=60)
+        runtime.dispatch_state.closing = True
+
+    async with trio.open_nursery() as nursery:
+        dispatch = await Calls(nursery, watch).start(
+            lambda: scheduler.process_due_alarms(handler, options)
+        )
+        await until(lambda: len(started) == 2)
+        async with commit_under_way(world, watch, storage_kind) as calls:
+            # Whoever closes shares the commit that brings the rows along, but does not lead.
+            await calls.start(schedule(world.host, "leader"))
+            await calls.start(write_and_close)
+            go.set()
+            await trio.testing.wait_all_tasks_blocked()
+            monkeypatch.setattr("trio._core._run._r.random", lambda: draw)
+    assert dispatch.outcome == "value"
+    assert sorted(started) == ["0", "1"]
+    assert sorted(row.id for row in world.rows() if row.tag == "due") == ["2", "3"]
+    assert runtime.writer.in_hand == {}
+    assert runtime.dispatch_state.running == {}
+
+
 @pytest.mark.parametrize("how", ["cancelled", "error"])
 async def test_rows_that_were_about_to_start_are_let_go_where_nothing_starts(
     mock_clock: trio.testing.MockClock, open_world: OpenWorld, storage_kind: str, how: str

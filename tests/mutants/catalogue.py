@@ -625,7 +625,7 @@ MUTANTS: Final = (
         new="            # A manual row",
         test=(
             "behaviour/test_group_commit_more.py"
-            "::test_rows_that_were_about_to_start_are_let_go_where_nothing_starts"
+            "::test_a_row_that_was_brought_along_does_not_start_once_the_host_closes"
         ),
     ),
     Mutant(
@@ -924,32 +924,17 @@ MUTANTS: Final = (
         test=("behaviour/test_one_trip.py::test_a_settlement_that_fails_starts_nothing_more"),
     ),
     Mutant(
-        rule="R53",
-        breaks="the next row is taken in hand though the commit that brought it failed",
-        file="_writer.py",
+        rule="R27",
+        breaks="a row starts though nothing is to start any more",
+        file="_dispatch.py",
         old=(
-            "        change = await self.database.run(\n"
-            "            partial(commit_together, session, members, reconciliation),\n"
-            "            self.gate,\n"
-            "            operation=members[0].name,\n"
-            "        )\n"
+            "            if not self._starts_nothing():\n"
+            "                await self._process(taken, following)\n"
         ),
-        new=(
-            "        try:\n"
-            "            change = await self.database.run(\n"
-            "                partial(commit_together, session, members, reconciliation),\n"
-            "                self.gate,\n"
-            "                operation=members[0].name,\n"
-            "            )\n"
-            "        except StorageOperationError:\n"
-            "            for member in members:\n"
-            "                if member.landed is not None:\n"
-            "                    member.landed(member.value)\n"
-            "            raise\n"
-        ),
+        new="            await self._process(taken, following)\n",
         test=(
             "behaviour/test_group_commit_more.py"
-            "::test_a_row_does_not_start_where_the_commit_that_brought_it_failed"
+            "::test_a_row_that_was_brought_along_does_not_start_once_the_host_closes"
         ),
     ),
     Mutant(
