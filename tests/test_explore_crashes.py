@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,7 @@ from trio_alarms import (
     StorageOperationError,
     import_effect_cf,
 )
-from trio_alarms.testing import (
-    AlarmHarness,
-    CrashExplorationError,
-    CrashPoint,
-    explore_crashes,
-)
+from trio_alarms.testing import AlarmHarness, CrashExplorationError, explore_crashes
 
 
 class Bank(AlarmService, key="tests/bank"):
@@ -106,6 +103,7 @@ async def test_a_handler_that_pays_twice_is_found(mock_clock: object) -> None:
     assert isinstance(failure.value.__cause__, AssertionError)
     assert point is not None
     assert point.kind == "after commit"
+    assert point.operation == "transaction, executemany, commit"
     with closing(sqlite3.connect(database)) as left:
         assert left.execute("SELECT balance FROM accounts ORDER BY name").fetchall() == [(4,), (6,)]
     shutil.rmtree(database.parent)
@@ -135,7 +133,7 @@ async def test_one_point_can_be_replayed_alone(mock_clock: object) -> None:
         only=number,
         alarms=registration(),
     )
-    assert report.points == (CrashPoint(number, first.value.point.kind, first.value.point.nth),)
+    assert [(point.number, point.kind) for point in report.points] == [(number, "after commit")]
     for failure in (first.value, again.value):
         shutil.rmtree(failure.database.parent)
 
@@ -193,8 +191,6 @@ async def test_operations_that_share_a_commit_are_durable_once_they_return(
         told.add(id)
 
     async def scenario(harness: AlarmHarness) -> None:
-        # A run that never reached its point has left what it was told.
-        told.clear()
         async with harness.host.storage.transaction() as tx:
             await tx.execute("CREATE TABLE notes (id)")
             await tx.execute(
@@ -363,6 +359,293 @@ async def test_what_the_scenario_raises_without_a_crash_leaves_as_it_is(
     with pytest.raises(ZeroDivisionError) as raised:
         await explore_crashes(scenario, invariant=nothing)
     assert raised.value is error
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory in which temporary files are made."""
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    return directory
+
+
+def assert_left(temporary: Path, *directories: Path) -> None:
+    """These were left behind, and nothing else."""
+    assert list(temporary.iterdir()) == list(directories)
+
+
+async def ignore(harness: AlarmHarness) -> None:
+    """Does nothing, and holds always."""
+
+
+async def schedule_one(harness: AlarmHarness) -> None:
+    """Stores one alarm."""
+    await harness.host.service(Bank).schedule_alarm(Bank.pay, "rent", after=5, payload=1)
+
+
+@pytest.mark.parametrize("only", [0, -1, True, 2.0, "7", 2**63], ids=repr)
+async def test_only_is_the_number_of_a_point(
+    mock_clock: object, temporary: Path, only: Any
+) -> None:
+    """All else is refused before anything runs."""
+    ran: list[AlarmHarness] = []
+
+    async def scenario(harness: AlarmHarness) -> None:
+        ran.append(harness)
+
+    with pytest.raises(InvalidScheduleConfigurationError, match="only must be an int from 1"):
+        await explore_crashes(scenario, invariant=ignore, only=only)
+    assert ran == []
+    assert_left(temporary)
+
+
+async def test_only_is_a_point_that_the_scenario_has(mock_clock: object, temporary: Path) -> None:
+    """The error says how many there are; the last is tried."""
+    report = await explore_crashes(schedule_one, invariant=ignore, alarms=registration())
+    last = len(report.points)
+    with pytest.raises(
+        InvalidScheduleConfigurationError,
+        match=rf"only must be at most {last}, the .* scenario's last point, not {last + 1}",
+    ):
+        await explore_crashes(schedule_one, invariant=ignore, only=last + 1, alarms=registration())
+    alone = await explore_crashes(schedule_one, invariant=ignore, only=last, alarms=registration())
+    assert alone.points == report.points[-1:]
+    assert_left(temporary)
+
+
+@pytest.mark.parametrize("only", [None, 11])
+async def test_a_scenario_that_is_another_each_time_fails(
+    mock_clock: object, temporary: Path, only: int | None
+) -> None:
+    """A point that is not reached again would not have been tried."""
+    runs: list[AlarmHarness] = []
+
+    async def scenario(harness: AlarmHarness) -> None:
+        runs.append(harness)
+        for number in range(5 if len(runs) == 1 else 1):
+            await harness.host.service(Bank).schedule_alarm(
+                Bank.pay, str(number), after=1, payload=1
+            )
+
+    with pytest.raises(
+        CrashExplorationError,
+        match=r"crash point \d+, .*, was not reached.* not the same each time",
+    ) as failure:
+        await explore_crashes(scenario, invariant=ignore, only=only, alarms=registration())
+    point, database = failure.value.point, failure.value.database
+    assert point is not None
+    assert only in (None, point.number)
+    assert f"replay with only={point.number}; database file: {database}\n" in str(failure.value)
+    assert_left(temporary, database.parent)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_tasks_side_by_side_run_in_one_order_each_time(
+    mock_clock: object, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """So their points are the same in every run and replay; Trio goes on at random afterwards."""
+    order = random.Random(seed)  # noqa: S311 - an order is not secret
+    state = order.getstate()
+    monkeypatch.setattr("trio._core._run._r", order)
+    orders: list[list[int]] = []
+
+    async def scenario(harness: AlarmHarness) -> None:
+        ran: list[int] = []
+        orders.append(ran)
+
+        async def schedule(number: int) -> None:
+            for _ in range(number % 3):
+                await trio.lowlevel.checkpoint()
+            ran.append(number)
+            await harness.host.service(Bank).schedule_alarm(
+                Bank.pay, str(number), after=9, payload=1
+            )
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(schedule, number)
+
+    report = await explore_crashes(scenario, invariant=ignore, alarms=registration())
+    assert len(orders) > 4
+    assert all(ran == orders[0][: len(ran)] for ran in orders)
+    again = await explore_crashes(scenario, invariant=ignore, alarms=registration())
+    assert again == report
+    assert order.getstate() == state
+
+
+@pytest.mark.parametrize("how", ["pytest.fail", "pytest.raises", "a group"])
+async def test_an_invariant_may_fail_in_any_way(
+    mock_clock: object, temporary: Path, how: str
+) -> None:
+    """Through pytest as well; the message begins with what to do about it."""
+
+    async def fails(harness: AlarmHarness) -> None:
+        if not await harness.host.scheduler.list_alarms():
+            return
+        if how == "pytest.fail":
+            pytest.fail("an alarm is left")
+        elif how == "pytest.raises":
+            with pytest.raises(KeyError):
+                pass
+        else:
+            raise BaseExceptionGroup("several", [pytest.fail.Exception("an alarm is left")])
+
+    async def scenario(harness: AlarmHarness) -> None:
+        await schedule_one(harness)
+        await harness.host.service(Bank).cancel_alarm(Bank.pay, "rent")
+
+    with pytest.raises(CrashExplorationError) as failure:
+        await explore_crashes(scenario, invariant=fails, alarms=registration())
+    point, database, cause = failure.value.point, failure.value.database, failure.value.__cause__
+    assert point is not None
+    assert (point.kind, point.operation) == ("after commit", "schedule_alarm")
+    assert cause is not None
+    assert str(failure.value) == (
+        f"replay with only={point.number}; database file: {database}\n"
+        f"the invariant failed after crash point {point.number}, after commit {point.nth}"
+        f" (schedule_alarm): {type(cause).__name__}: {cause}"
+    )
+    assert_left(temporary, database.parent)
+
+
+async def test_an_invariant_may_fail_without_a_crash(mock_clock: object, temporary: Path) -> None:
+    """Then there is nothing to replay."""
+
+    async def fails(harness: AlarmHarness) -> None:
+        pytest.fail("never holds")
+
+    with pytest.raises(CrashExplorationError) as failure:
+        await explore_crashes(schedule_one, invariant=fails, alarms=registration())
+    assert failure.value.point is None
+    assert str(failure.value) == (
+        f"database file: {failure.value.database}\n"
+        "the invariant failed without a crash: Failed: never holds"
+    )
+    assert failure.value.database.exists()
+
+
+async def test_what_pytest_raises_in_a_scenario_as_its_process_is_lost_is_no_failure(
+    mock_clock: object, temporary: Path
+) -> None:
+    """A lost process may fail as it likes."""
+
+    async def scenario(harness: AlarmHarness) -> None:
+        try:
+            await schedule_one(harness)
+        except StorageOperationError:
+            pytest.fail("it was lost")
+
+    report = await explore_crashes(scenario, invariant=ignore, alarms=registration())
+    assert {point.operation for point in report.points} >= {"open", "schedule_alarm"}
+    assert_left(temporary)
+
+
+class Stop(BaseException):
+    """No `Exception`."""
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3), Stop()], ids=repr
+)
+@pytest.mark.parametrize("where", ["scenario", "invariant"])
+async def test_nothing_is_left_of_what_ends_the_exploration(
+    mock_clock: object, temporary: Path, error: BaseException, where: str
+) -> None:
+    """What a scenario raises, and an interruption, leave as they are, and leave no file."""
+
+    async def fails(harness: AlarmHarness) -> None:
+        await schedule_one(harness)
+        raise error
+
+    if where == "invariant" and not isinstance(error, KeyboardInterrupt | SystemExit):
+        with pytest.raises(CrashExplorationError) as failure:
+            await explore_crashes(ignore, invariant=fails, alarms=registration())
+        assert failure.value.__cause__ is error
+        assert_left(temporary, failure.value.database.parent)
+        return
+    scenario, invariant = (fails, ignore) if where == "scenario" else (ignore, fails)
+    with pytest.raises(type(error)) as raised:
+        await explore_crashes(scenario, invariant=invariant, alarms=registration())
+    assert raised.value is error
+    assert_left(temporary)
+
+
+@pytest.mark.parametrize("where", ["scenario", "invariant"])
+async def test_nothing_is_left_after_a_cancellation(
+    autojump_clock: object, temporary: Path, where: str
+) -> None:
+    """It ends the exploration, wherever that is."""
+
+    async def wait(harness: AlarmHarness) -> None:
+        await schedule_one(harness)
+        await trio.sleep_forever()
+
+    scenario, invariant = (wait, ignore) if where == "scenario" else (ignore, wait)
+    with trio.move_on_after(3) as scope:
+        await explore_crashes(scenario, invariant=invariant, alarms=registration())
+    assert scope.cancelled_caught
+    assert_left(temporary)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("database", "x"),
+        ("clock", None),
+        ("epoch", "x"),
+        ("concurrency", 4),
+        ("drain_timeout", "x"),
+    ],
+)
+async def test_bad_options_are_refused_and_leave_nothing(
+    mock_clock: object, temporary: Path, option: str, value: Any
+) -> None:
+    """The error names the option."""
+    options = {option: value}
+    with pytest.raises((InvalidScheduleConfigurationError, TypeError), match=option):
+        await explore_crashes(schedule_one, invariant=ignore, **options)
+    assert_left(temporary)
+
+
+async def test_the_database_cannot_be_chosen(mock_clock: object) -> None:
+    """Each run has a file of its own."""
+    with pytest.raises(InvalidScheduleConfigurationError, match="database cannot be given: each"):
+        await explore_crashes(schedule_one, invariant=ignore, database="x")
+
+
+@pytest.mark.parametrize("parameter", ["scenario", "invariant"])
+async def test_functions_that_are_not_async_are_refused(
+    mock_clock: object, temporary: Path, parameter: str
+) -> None:
+    """The error names the parameter; a lambda may give an awaitable, and is asked."""
+
+    def synchronous(harness: AlarmHarness) -> None:
+        """Not async."""
+
+    functions: dict[str, Any] = {"scenario": ignore, "invariant": ignore, parameter: synchronous}
+    with pytest.raises(InvalidScheduleConfigurationError, match=f"{parameter} must be an async"):
+        await explore_crashes(functions["scenario"], invariant=functions["invariant"])
+    nothing: Any = lambda _harness: None  # noqa: E731 - it is about lambdas
+    with pytest.raises(TypeError):
+        await explore_crashes(nothing, invariant=ignore)
+    assert_left(temporary)
+
+
+async def test_an_exploration_inside_a_scenario_names_all_that_is_left(
+    mock_clock: object, temporary: Path
+) -> None:
+    """The inner failure leaves its file, and the outer run none."""
+
+    async def fails(harness: AlarmHarness) -> None:
+        pytest.fail("never holds")
+
+    async def scenario(harness: AlarmHarness) -> None:
+        await explore_crashes(schedule_one, invariant=fails, alarms=registration())
+
+    with pytest.raises(CrashExplorationError) as failure:
+        await explore_crashes(scenario, invariant=ignore)
+    assert_left(temporary, failure.value.database.parent)
 
 
 async def test_points_of_another_name_are_refused(mock_clock: object) -> None:

@@ -599,6 +599,8 @@ async def _harness_call(harness: AlarmHarness, name: str, value: Any) -> None:
         await harness.set_time(value)
     elif name == "points":
         await explore_crashes(ignore, invariant=ignore, points=value)
+    elif name == "only":
+        await explore_crashes(ignore, invariant=ignore, only=value)
     else:
         await getattr(harness.host.storage, name)(value)
 
@@ -614,7 +616,16 @@ async def test_every_hostile_object_as_a_service(mock_clock: object) -> None:
 
 HARNESS_CALLS = st.tuples(
     st.sampled_from(
-        ["advance", "set_time", "native_alarm.set", "service", "reopen", "reopen alarms", "points"]
+        [
+            "advance",
+            "set_time",
+            "native_alarm.set",
+            "service",
+            "reopen",
+            "reopen alarms",
+            "points",
+            "only",
+        ]
     ),
     HOSTILE,
 )
