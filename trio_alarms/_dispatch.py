@@ -169,6 +169,8 @@ class Dispatch:
         """Start the rows in order, as many at a time as there are places."""
         while not self._starts_nothing():
             if lane.unclaimed:
+                if lane.unclaimed > 1:
+                    self._writer.expect_company()
                 lane.start_ready(nursery, self._run_next)
                 await trio.lowlevel.checkpoint()
             elif lane.upcoming and lane.place_free:
@@ -224,6 +226,8 @@ class Dispatch:
                 borrowers = await _acquire_free(permits, len(upcoming))
                 due = [upcoming.popleft() for _ in borrowers]
                 taken = await self._take_manual(due)
+                if len(due) > 1:
+                    self._writer.expect_company()
                 for borrower, row in zip(borrowers, taken, strict=True):
                     if row is None:
                         permits.release_on_behalf_of(borrower)
@@ -319,7 +323,16 @@ class Dispatch:
 async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[object]:
     """Wait for one permit and take what else is free; returns who borrowed them."""
     borrowers = [object()]
-    await permits.acquire_on_behalf_of(borrowers[0])
+    try:
+        permits.acquire_on_behalf_of_nowait(borrowers[0])
+    except trio.WouldBlock:
+        await permits.acquire_on_behalf_of(borrowers[0])
+        try:
+            # Handlers that shared a commit end in one turn of the loop, this one or the next.
+            await trio.lowlevel.checkpoint()
+        except BaseException:
+            permits.release_on_behalf_of(borrowers[0])
+            raise
     while len(borrowers) < most:
         borrower = object()
         try:

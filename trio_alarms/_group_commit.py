@@ -202,6 +202,10 @@ class GroupCommit:
         # How many more commits look for company first; a lone caller waits for nobody.
         self._looks = 0
 
+    def expect_company(self) -> None:
+        """Tasks that are likely to write together are about to start; not a checkpoint."""
+        self._looks = _LOOKS_AFTER_COMPANY
+
     async def run(self, member: Member[T]) -> T:
         """Wait for the turn, commit, alone or together with others, and return the value.
 

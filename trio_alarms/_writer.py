@@ -250,6 +250,10 @@ class HostWriter:
             return await transaction.run(lambda session: function(session.connection), name=name)
         return await self.database.read(function, self.gate, operation=name)
 
+    def expect_company(self) -> None:
+        """Tasks that are likely to write together are about to start; not a checkpoint."""
+        self._group.expect_company()
+
     async def look(
         self, function: Callable[[Session], T], *, name: str, landed: Callable[[T], None]
     ) -> T:
