@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import attrs
 import trio
@@ -32,6 +32,10 @@ class AlarmClock(Protocol):
             deadline: Milliseconds since the Unix epoch.
         """
         ...
+
+
+# What is left of a sleep for a thread that sleeps to the microsecond: what the loop's may be late.
+_LAST_STRETCH_NS: Final = 1_500_000
 
 
 def _check_interval(value: Duration) -> float:
@@ -76,8 +80,25 @@ class SystemClock:
         """
         await trio.lowlevel.checkpoint()
         # Not in whole milliseconds, of which the one that has begun would be slept through twice.
-        while (remaining_ns := deadline * 1_000_000 - time.time_ns()) > 0:  # noqa: ASYNC110 - a wall clock sets no event
-            await trio.sleep(min(remaining_ns / 1_000_000_000, self.check_interval))
+        while (remaining_ns := deadline * 1_000_000 - time.time_ns()) > 0:
+            # A MockClock would jump while a thread sleeps.
+            last_stretch_ns = 0 if runs_on_mock_clock() else _LAST_STRETCH_NS
+            if remaining_ns > last_stretch_ns:
+                seconds = (remaining_ns - last_stretch_ns) / 1_000_000_000
+                await trio.sleep(min(seconds, self.check_interval))
+            else:
+                await _sleep_in_thread(remaining_ns / 1_000_000_000)
+
+
+async def _sleep_in_thread(seconds: float) -> None:
+    """Sleep more exactly than Trio's loop, which waits for whole milliseconds, rounded up."""
+    await trio.to_thread.run_sync(
+        time.sleep,
+        seconds,
+        abandon_on_cancel=True,
+        # Past the limiter of the threads that the application may have all in use.
+        limiter=trio.CapacityLimiter(1),
+    )
 
 
 def _epoch_us(clock: TrioClock) -> int:

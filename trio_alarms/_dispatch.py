@@ -320,7 +320,7 @@ class Dispatch:
         return route is not None and route.manual
 
 
-async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[object]:
+async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[object]:  # noqa: ASYNC910 - the trip for the rows is the checkpoint
     """Wait for one permit and take what else is free; returns who borrowed them."""
     borrowers = [object()]
     try:

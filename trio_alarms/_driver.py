@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _OTHER_CLOCK_SLICE_SECONDS: Final = 30.0
 # How long before a deadline by the wall clock the native alarm is read again, so that at the
 # deadline itself nothing is left to do but to deliver.
-_READ_AHEAD_MS: Final = 2
+_READ_AHEAD_MS: Final = 4
 
 
 class Deliveries(Protocol):
