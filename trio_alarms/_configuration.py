@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -93,6 +93,11 @@ class ScheduleConfiguration:
         default=None, validator=optional(_check_duration)
     )
 
+    @cached_property
+    def _resolved(self) -> ResolvedConfiguration:
+        """What it resolves to where no task overrides it, which is nearly everywhere."""
+        return _resolve(self, None)
+
 
 @attrs.frozen
 class ResolvedConfiguration:
@@ -174,9 +179,10 @@ def resolve_configuration(host: ScheduleConfiguration) -> ResolvedConfiguration:
         InvalidScheduleConfigurationError: `host` is no `ScheduleConfiguration`, or
             `parked_retry_delay` is less than `minimum_retry_delay`.
     """
-    _require_configuration(host)
     override = _current.get()
-    return _resolve(host, None if override is None else override.configuration)
+    if override is None:
+        return _require_configuration(host)._resolved  # noqa: SLF001 - one module, one concern
+    return _resolve(_require_configuration(host), override.configuration)
 
 
 # Values are resolved at every use and rarely differ; failures are not remembered.

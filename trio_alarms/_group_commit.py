@@ -34,11 +34,11 @@ _LOOKS_AFTER_COMPANY: Final = 3
 class Member(Generic[T]):
     """One operation on its way to its commit, and what came of it.
 
-    `check` refuses it, before every try. `landed` gets its value in the loop before anybody else
-    has the turn. A `sure` one is not given up once its turn has come. One that is not `writing`
-    only looks; one that is not `grouped` has a commit of its own. One that is not `synced` need not
-    be on the disk unless it changes rows itself: what reconciling writes follows from the table,
-    and every opening writes it anew (R52).
+    `check` refuses it, before every try but one that its caller has just checked it for. `landed`
+    gets its value in the loop before anybody else has the turn. A `sure` one is not given up once
+    its turn has come. One that is not `writing` only looks; one that is not `grouped` has a commit
+    of its own. One that is not `synced` need not be on the disk unless it changes rows itself:
+    what reconciling writes follows from the table, and every opening writes it anew (R52).
     """
 
     operation: Callable[[Session], T]
@@ -216,7 +216,6 @@ class GroupCommit:
             return await self._run_in_company(member)
         # Nobody can join a lone caller before its trip begins, so it needs no batch.
         try:
-            member.check()
             await self._commit((member,))
         except BaseException as error:
             if not _is_tried_again(member, error):

@@ -74,8 +74,8 @@ class HostWriter:
         self._check_not_closed(operation)
 
     def _check_not_closed(self, operation: str) -> None:
-        self.gate.check(operation)
-        if self.closed:
+        if self.closed or self.gate.lost:
+            self.gate.check(operation)
             raise StorageOperationError(
                 f"{operation}: the host {self.name!r} is closed", operation=operation
             )
@@ -196,6 +196,7 @@ class HostWriter:
         transaction = self.current_transaction(name)
         if transaction is not None:
             return await transaction.run_surely(operation, name=name)
+        self.check_open(name)
         member = Member(
             operation,
             name,
@@ -261,6 +262,7 @@ class HostWriter:
 
         `landed` gets the value before anybody else writes.
         """
+        self.gate.check(name)
         return await self._group.run(
             Member(
                 function,
