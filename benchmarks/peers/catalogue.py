@@ -142,10 +142,10 @@ class Sizes:
     many: int = 100_000
     grown: int = 500
     due: int = 10_000
-    limit: float = 30.0
+    limit: float = 15.0
     woken: int = 100
     waiting: int = 100_000
-    idle: float = 20.0
+    idle: float = 10.0
     patience: float = 5.0
 
 
