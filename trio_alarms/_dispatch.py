@@ -320,7 +320,7 @@ class Dispatch:
         return route is not None and route.manual
 
 
-async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[object]:  # noqa: ASYNC910 - the trip for the rows is the checkpoint
+async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[object]:
     """Wait for one permit and take what else is free; returns who borrowed them."""
     borrowers = [object()]
     try:
@@ -340,7 +340,7 @@ async def _acquire_free(permits: trio.CapacityLimiter, most: int) -> Sequence[ob
         except trio.WouldBlock:
             break
         borrowers.append(borrower)
-    return borrowers
+    return borrowers  # noqa: ASYNC910 - the trip for the rows is the checkpoint
 
 
 def _move(session: Session, row: DueRow, run_at: int) -> None:

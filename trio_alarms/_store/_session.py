@@ -123,8 +123,8 @@ class Session:
     )
 
     def __init__(self, connection: Connection, host: str, probe: CommitProbe) -> None:
-        self.connection = connection
-        self.host = host
+        self.connection: Connection = connection
+        self.host: str = host
         self.now: int = 0
         self.in_hand: Mapping[AlarmRef, bytes] = _NOTHING_IN_HAND
         self.asks_reconciliation: bool = False
