@@ -17,7 +17,7 @@ from trio._core import _run as trio_run
 from .._arguments import describe, is_plainly_synchronous, require_integer
 from .._clock import TrioClock
 from .._errors import InvalidScheduleConfigurationError, StorageOperationError
-from .._store._seam import seam_in_force
+from .._store._seam import current_seam, seam_in_force
 from ._harness import EPOCH, AlarmHarness, open_test_host
 
 if TYPE_CHECKING:
@@ -185,6 +185,10 @@ async def explore_crashes(
         raise InvalidScheduleConfigurationError(
             "database cannot be given: each run has a file of its own"
         )
+    if current_seam() is not None:
+        raise InvalidScheduleConfigurationError(
+            "explore_crashes cannot be called by a scenario, whose process may be lost at any moment"
+        )
     with _restored_order():
         run = _Exploration(scenario, invariant, points, options)
         reached = await run.without_crash()
@@ -295,13 +299,11 @@ def _interrupts(error: BaseException) -> bool:
 def _database_of_a_run() -> Iterator[Path]:
     """The path of a new file, which stays where a failure names it."""
     directory = Path(tempfile.mkdtemp(prefix="trio_alarms-crash-"))
-    database = directory / "alarms.db"
     named = False
     try:
-        yield database
-    except CrashExplorationError as failure:
-        # An exploration inside of the scenario names a file of its own.
-        named = failure.database == database
+        yield directory / "alarms.db"
+    except CrashExplorationError:
+        named = True
         raise
     finally:
         if not named:
