@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -795,7 +796,17 @@ async def test_handlers_that_never_return_hold_the_healthy_ones_up_for_their_tim
             for id in "12345":
                 await tx.schedule_alarm("a stuck", id, after=0)
             await tx.schedule_alarm("healthy", "6", after=0)
-        await trio.sleep(15)
+        began = host.now()
+        await trio.sleep(10.5)
+        retries = [record.status for record in await host.scheduler.list_alarms()]
+        timed_out = [status for status in retries if status.retry_at is not None]
+        assert [status.attempts for status in timed_out] == [1] * 4
+        for status in timed_out:
+            # A second after it was stopped, not after it was due.
+            assert status.retry_at - began == pytest.approx(
+                timedelta(seconds=11), abs=timedelta(milliseconds=5)
+            )
+        await trio.sleep(5)
         assert len(healthy_at) == 1
         assert 10 <= healthy_at[0] <= 11
         await trio.sleep(600)

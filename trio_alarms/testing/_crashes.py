@@ -187,7 +187,7 @@ async def explore_crashes(
         )
     if current_seam() is not None:
         raise InvalidScheduleConfigurationError(
-            "explore_crashes cannot be called by a scenario, whose process may be lost at any moment"
+            "explore_crashes cannot be called by a scenario: its own hosts would be lost as well"
         )
     with _restored_order():
         run = _Exploration(scenario, invariant, points, options)
