@@ -30,7 +30,7 @@ class Sizes:
 
 FULL: Final = Sizes(
     operations=5_000,
-    concurrent_operations=20_000,
+    concurrent_operations=5_000,
     dispatched=10_000,
     wakes=200,
     retained=1_000_000,

@@ -88,6 +88,11 @@ class WriterQueue:
         """The last place, behind which nobody waits yet."""
         return self._waiting[-1] if self._waiting else None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has the turn or waits for it."""
+        return not self._held
+
     def try_acquire(self) -> bool:
         """Take the turn if nobody has it or waits for it; not a checkpoint."""
         if self._held:

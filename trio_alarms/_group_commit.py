@@ -64,7 +64,7 @@ class Member(Generic[T]):
     # Those that it shares its commit with, once it waits with them.
     batch: _Batch | None = None
     # Invariant: there exactly while the task waits, so that it is woken once.
-    _task: trio.lowlevel.Task | None = None
+    waiter: trio.lowlevel.Task | None = None
 
     @property
     def value(self) -> T:
@@ -98,23 +98,19 @@ class Member(Generic[T]):
         self.part = session.part
         session.asks_reconciliation |= self.asks_reconciliation
 
-    async def wait(self) -> None:
-        """Wait in its batch to be woken; not cancelled while its outcome is being decided."""
-        self._task = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def _abort(self, _: object) -> trio.lowlevel.Abort:
+    def abort_waiting(self, _: object) -> trio.lowlevel.Abort:
+        """Give up waiting, unless its outcome is being decided: what Trio asks when cancelled."""
         batch = self.batch
         if batch is None or self.taken or (self.sure and batch.has_turn):
             self.cancelled = True
             return trio.lowlevel.Abort.FAILED
         batch.leave(self)
-        self._task = None
+        self.waiter = None
         return trio.lowlevel.Abort.SUCCEEDED
 
     def wake(self) -> None:
         """Let the task that waits go on, if one does."""
-        task, self._task = self._task, None
+        task, self.waiter = self.waiter, None
         if task is not None:
             trio.lowlevel.reschedule(task)
 
@@ -206,15 +202,19 @@ class GroupCommit:
         """Tasks that are likely to write together are about to start; not a checkpoint."""
         self._looks = _LOOKS_AFTER_COMPANY
 
-    async def run(self, member: Member[T]) -> T:
+    def run(self, member: Member[T]) -> Awaitable[T]:
         """Wait for the turn, commit, alone or together with others, and return the value.
 
         Cancelled before it is taken into a trip the operation leaves the queue without a trace;
-        after that its outcome is what happened (R11).
+        after that its outcome is what happened (R11). What it returns is to be awaited at once.
         """
-        if self._looks or not member.grouped or not self._queue.try_acquire():
-            return await self._run_in_company(member)
-        # Nobody can join a lone caller before its trip begins, so it needs no batch.
+        if self._looks or not member.grouped or not self._queue.is_free:
+            return self._run_in_company(member)
+        return self._run_alone(member)
+
+    async def _run_alone(self, member: Member[T]) -> T:
+        """Take the free turn. Nobody can join before the trip begins, so it needs no batch."""
+        self._queue.try_acquire()
         try:
             await self._commit((member,))
         except BaseException as error:
@@ -239,7 +239,8 @@ class GroupCommit:
                 await self._lead(batch, member)
             else:
                 batch = self._join(member)
-                await member.wait()
+                member.waiter = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(member.abort_waiting)
                 if member.leads:
                     await self._lead(batch, member)
                 elif not member.done:

@@ -76,13 +76,13 @@ def schedule(
     if source is None and given is not None and given <= progress:
         return None
     attempts = _attempts_after_schedule(request, existing, source, circumstances)
-    was_parked = (source is not None and source.parked) or (
-        existing is not None and existing.parked
-    )
-    budget = circumstances.configuration.unchanged_attempt_budget
-    parked = attempts > 0 and (attempts >= budget or was_parked)
-    retry_at = None
+    parked, retry_at = False, None
     if attempts > 0:
+        parked = (
+            attempts >= circumstances.configuration.unchanged_attempt_budget
+            or (source is not None and source.parked)
+            or (existing is not None and existing.parked)
+        )
         delay = retry_delay(attempts, parked=parked, configuration=circumstances.configuration)
         retry_at = saturated(circumstances.now + delay)
     manual = request.lifecycle == "manual"

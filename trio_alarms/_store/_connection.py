@@ -57,6 +57,9 @@ _WORD: Final = re.compile(
 )
 
 _OUR_SAVEPOINT: Final = "trio_alarms_savepoint"
+_OPEN_SAVEPOINT: Final = f"SAVEPOINT {_OUR_SAVEPOINT} /* trio_alarms */"
+_RELEASE_SAVEPOINT: Final = f"RELEASE {_OUR_SAVEPOINT} /* trio_alarms */"
+_UNDO_SAVEPOINT: Final = f"ROLLBACK TO {_OUR_SAVEPOINT} /* trio_alarms */"
 
 
 def first_keyword(sql: str) -> str:
@@ -215,11 +218,11 @@ class Connection:
 
     def savepoint(self) -> None:
         """Open a savepoint inside the innermost one."""
-        self._control(f"SAVEPOINT {_OUR_SAVEPOINT} /* trio_alarms */")
+        self._control(_OPEN_SAVEPOINT)
 
     def release(self) -> None:
         """Keep what was done since the innermost savepoint."""
-        self._control(f"RELEASE {_OUR_SAVEPOINT} /* trio_alarms */")
+        self._control(_RELEASE_SAVEPOINT)
 
     def undo(self) -> None:
         """Undo what was done since the innermost savepoint, and close it.
@@ -230,7 +233,7 @@ class Connection:
         if not self.raw.in_transaction:
             return
         try:
-            self._control(f"ROLLBACK TO {_OUR_SAVEPOINT} /* trio_alarms */")
+            self._control(_UNDO_SAVEPOINT)
             self.release()
         except sqlite3.Error:
             self.rollback()
